@@ -1,0 +1,48 @@
+"""Train over slow networks: gradients compressed, exchanged and never lost.
+
+The package stands on its own. Wrap an optimizer of your own loop in a DistributedOptimizer:
+
+    import dgc
+
+    engine = dgc.create()
+    optimizer = dgc.DGCSGD(model.parameters(), lr=0.1 * engine.size, momentum=0.9)
+    optimizer = dgc.DistributedOptimizer(
+        optimizer,
+        model.named_parameters(),
+        dgc.deep_gradient_compression(compress_ratio=0.001, fp16_values=True, int32_indices=True),
+        engine,
+    )
+
+The path of a gradient is in docs/architecture.md; its parts are the modules of this package.
+"""
+
+from dgc.composition import Composition, deep_gradient_compression, dense
+from dgc.engines import Engine, EngineError, create, simulate
+from dgc.handshake import HandshakeError, average_tensors, broadcast_tensors
+from dgc.nonfinite import NonFiniteGradientError
+from dgc.optim import DGCSGD
+from dgc.optimizer import DistributedOptimizer
+from dgc.rules import LayerRules
+from dgc.schedule import RatioSchedule
+from dgc.sparse import Sparse
+
+__version__ = '0.1.0'
+
+__all__ = [
+    'DGCSGD',
+    'Composition',
+    'DistributedOptimizer',
+    'Engine',
+    'EngineError',
+    'HandshakeError',
+    'LayerRules',
+    'NonFiniteGradientError',
+    'RatioSchedule',
+    'Sparse',
+    'average_tensors',
+    'broadcast_tensors',
+    'create',
+    'deep_gradient_compression',
+    'dense',
+    'simulate',
+]

@@ -1,0 +1,192 @@
+"""Which tensors travel together, and their flat storage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from dgc.rules import LayerRules
+from dgc.schedule import RatioSchedule
+
+DENSE_BYTES = 25 * 2**20  # where PyTorch's DDP and Horovod cut too: late enough to amortise latency
+
+
+class Member(NamedTuple):
+    """A parameter of a bucket, the optimizer's group that it is in, and where its part begins."""
+
+    name: str
+    parameter: Parameter
+    group: dict[str, Any]
+    offset: int
+
+
+class Bucket:
+    """Parameters that travel together: one flat gradient, and the memory's flat buffers.
+
+    Every parameter's ``.grad`` is a view into ``gradient[n]``, so nothing is packed or unpacked.
+    The views follow the parameter's logical order whatever its memory format. State is saved and
+    restored by parameter name, so a later run may group the parameters differently.
+
+    gradient: ``[n]``, of the parameters' type and device.
+    buffers: float32 ``[n]`` each, what the memory keeps.
+    schedule: the ratio over time; ``None`` when the bucket is always dense.
+    ratio: share of elements to keep at this step.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[tuple[str, Parameter, dict[str, Any]]],
+        schedule: RatioSchedule | None = None,
+        buffers: Sequence[str] = (),
+    ) -> None:
+        self.members: list[Member] = []
+        numel = 0
+        for name, parameter, group in parameters:
+            self.members.append(Member(name, parameter, group, numel))
+            numel += parameter.numel()
+        first = parameters[0][1]
+        self.numel = numel
+        self.schedule = schedule
+        self.ratio = 1.0
+        self.gradient = torch.zeros(numel, dtype=first.dtype, device=first.device)
+        self.buffers = {name: torch.zeros(numel, device=first.device) for name in buffers}
+        self.total = self.gradient
+        if first.dtype != torch.float32:
+            self.total = torch.zeros(numel, device=first.device)
+
+    @property
+    def name(self) -> str:
+        """The first parameter's name, and how many more there are."""
+        more = len(self.members) - 1
+        return self.members[0].name + (f' and {more} more' if more else '')
+
+    @property
+    def momentum(self) -> float:
+        """The optimizer's momentum for these parameters; 0 when it has none."""
+        return float(self._hyperparameter('momentum', 0.0))
+
+    @property
+    def nesterov(self) -> bool:
+        """Whether the optimizer uses Nesterov's momentum for these parameters."""
+        return bool(self._hyperparameter('nesterov', False))
+
+    def _hyperparameter(self, key: str, default: float) -> float:
+        found = {member.group.get(key, default) for member in self.members}
+        if len(found) > 1:
+            raise ValueError(f'{key} differs inside the bucket of {self.name}: {sorted(found)}')
+        return found.pop()
+
+    def views(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The part of ``flat[n]`` that belongs to each parameter, in the parameter's shape."""
+        for name, parameter, _, offset in self.members:
+            yield name, flat[offset : offset + parameter.numel()].view(parameter.shape)
+
+    def collect(self, member: Member) -> None:
+        """Bring a gradient that autograd, or the user, stored elsewhere back into ``gradient``."""
+        grad = member.parameter.grad
+        view = self.gradient[member.offset :][: member.parameter.numel()].view(
+            member.parameter.shape
+        )
+        if grad is not None and grad.data_ptr() != view.data_ptr():
+            view.copy_(grad.to_dense() if grad.is_sparse else grad)
+        member.parameter.grad = view
+
+    def zero(self) -> None:
+        """Zero the gradients and point every ``.grad`` into the flat storage."""
+        self.gradient.zero_()
+        for (_, view), member in zip(self.views(self.gradient), self.members, strict=True):
+            member.parameter.grad = view
+
+    def hold(self, values: Tensor) -> Tensor:
+        """``values[n]`` in ``total``, where they may be summed in place. Ends the gradient."""
+        return self.total if values is self.total else self.total.copy_(values)
+
+    def zeroed_total(self) -> Tensor:
+        """``total``, float32 ``[n]``, all zero. Ends the gradient, which may share its storage."""
+        return self.total.zero_()
+
+    def assign_mean(self, total: Tensor, workers: int) -> None:
+        """``gradient ← total / workers``."""
+        total.div_(workers)
+        if total is not self.gradient:
+            self.gradient.copy_(total)
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Copies of what is kept back: parameter name to buffer name to tensor."""
+        state: dict[str, dict[str, Tensor]] = {member.name: {} for member in self.members}
+        for buffer, flat in self.buffers.items():
+            for name, view in self.views(flat):
+                state[name][buffer] = view.clone()
+        return state
+
+    def load_state_dict(self, state: dict[str, dict[str, Tensor]]) -> None:
+        """Take back what ``state_dict`` of any plan gave; zero where it has nothing."""
+        for buffer, flat in self.buffers.items():
+            for name, view in self.views(flat):
+                saved = state.get(name, {}).get(buffer)
+                if saved is None:
+                    view.zero_()
+                elif saved.shape != view.shape:
+                    raise ValueError(
+                        f'{buffer} of {name} was saved with shape {tuple(saved.shape)}, '
+                        f'the parameter has {tuple(view.shape)}'
+                    )
+                else:
+                    view.copy_(saved)
+
+
+@dataclass(frozen=True)
+class PerTensor:
+    """One bucket a sparse parameter; what stays dense shares buckets of up to ``dense_bytes``.
+
+    Buckets are listed in the order in which the backward pass tends to finish them: from the last
+    parameter to the first. Parameters of different type, device or momentum never share one.
+    """
+
+    dense_bytes: int = DENSE_BYTES
+
+    def plan(
+        self,
+        parameters: Sequence[tuple[str, Parameter, dict[str, Any]]],
+        rules: LayerRules,
+        schedule: RatioSchedule,
+        buffers: Sequence[str],
+    ) -> list[Bucket]:
+        """The buckets of ``parameters`` (name, parameter, optimizer group), on every rank alike."""
+        sparse, dense = [], DenseGroups(self.dense_bytes)
+        for name, parameter, group in reversed(parameters):
+            if not parameter.numel():
+                continue
+            own = rules.schedule(name, schedule)
+            always_dense = own.ratio >= 1 and not own.warmup_epochs
+            if always_dense or rules.is_dense(name, parameter):
+                dense.add(name, parameter, group)
+            else:
+                sparse.append(Bucket([(name, parameter, group)], own, buffers))
+        return sparse + [Bucket(members, None, buffers) for members in dense.groups]
+
+
+@dataclass
+class DenseGroups:
+    """Parameters gathered until ``limit`` bytes, separately for each kind that may share."""
+
+    limit: int
+    groups: list[list[tuple[str, Parameter, dict[str, Any]]]] = field(default_factory=list)
+    open: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    filled: dict[tuple[Any, ...], int] = field(default_factory=dict)
+
+    def add(self, name: str, parameter: Parameter, group: dict[str, Any]) -> None:
+        """Append to the open group of this kind, or open another when that one is full."""
+        momentum = (group.get('momentum', 0.0), group.get('nesterov', False))
+        kind = (parameter.dtype, parameter.device, *momentum)
+        size = parameter.numel() * parameter.element_size()
+        if kind not in self.open or self.filled[kind] + size > self.limit:
+            self.open[kind], self.filled[kind] = len(self.groups), 0
+            self.groups.append([])
+        self.groups[self.open[kind]].append((name, parameter, group))
+        self.filled[kind] += size

@@ -1,0 +1,124 @@
+"""A composition: one choice for each part of a gradient's path. Dense is one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dgc.buckets import PerTensor
+from dgc.clipping import Clipping
+from dgc.codec import Codec, PlainCodec
+from dgc.compressors import Compressor, Dense, SampledTopK
+from dgc.exchanges import AllGather, AllReduce, Exchange
+from dgc.memory import Memory, MomentumCorrection, NoMemory
+from dgc.rules import LayerRules
+from dgc.schedule import RatioSchedule
+
+NONFINITE = ('stop', 'skip')
+
+
+@dataclass
+class Composition:
+    """The parts that a gradient passes, in the order in which it passes them.
+
+    planner: which parameters travel together.
+    clipping: bounds on the local gradient; None for none.
+    memory: what each worker keeps back.
+    compressor: what is sent where a bucket is sparse.
+    codec: how that is written on the wire.
+    exchange: how that is summed.
+    schedule: share of the elements kept, over time.
+    rules: parameters that stay dense, or have a ratio of their own.
+    nonfinite: on an infinity or NaN in any worker's gradient, 'stop' raises on all workers at that
+        step; 'skip' leaves the step out on all of them, which needs every gradient of the step
+        before the first is sent, so that nothing overlaps with the backward pass.
+    """
+
+    memory: Memory = field(default_factory=NoMemory)
+    compressor: Compressor = field(default_factory=Dense)
+    codec: Codec = field(default_factory=PlainCodec)
+    exchange: Exchange = field(default_factory=AllReduce)
+    schedule: RatioSchedule = field(default_factory=lambda: RatioSchedule(1.0))
+    rules: LayerRules = field(default_factory=LayerRules)
+    planner: PerTensor = field(default_factory=PerTensor)
+    clipping: Clipping | None = None
+    nonfinite: str = 'stop'
+
+    def __post_init__(self) -> None:
+        if self.nonfinite not in NONFINITE:
+            raise ValueError(f'nonfinite must be one of {NONFINITE}, got {self.nonfinite!r}')
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a bucket may start while the backward pass goes on."""
+        needs_all = self.clipping is not None and self.clipping.needs_all
+        return not needs_all and self.nonfinite != 'skip'
+
+    @property
+    def loses_gradient(self) -> bool:
+        """Whether it sends a part and keeps none of the rest."""
+        return isinstance(self.memory, NoMemory) and not isinstance(self.compressor, Dense)
+
+
+def dense(
+    gradient_clipping: Clipping | None = None,
+    planner: PerTensor | None = None,
+    nonfinite: str = 'stop',
+) -> Composition:
+    """Everything, every step: the baseline, and the first lines of every table."""
+    return Composition(
+        clipping=gradient_clipping, planner=planner or PerTensor(), nonfinite=nonfinite
+    )
+
+
+def deep_gradient_compression(
+    compress_ratio: float = 0.001,
+    warmup_epochs: int = 0,
+    warmup_coeff: float | Sequence[float] | None = None,
+    warmup_stage_steps: int | None = None,
+    sample_ratio: float = 0.01,
+    strided_sample: bool = True,
+    compress_upper_bound: float = 1.3,
+    compress_lower_bound: float = 0.8,
+    max_adaptation_iters: int = 10,
+    resample: bool = True,
+    fp16_values: bool = False,
+    int32_indices: bool = False,
+    memory: Memory | None = None,
+    compressor: Compressor | None = None,
+    codec: Codec | None = None,
+    exchange: Exchange | None = None,
+    rules: LayerRules | None = None,
+    planner: PerTensor | None = None,
+    gradient_clipping: Clipping | None = None,
+    nonfinite: str = 'stop',
+) -> Composition:
+    """Deep Gradient Compression (Lin et al., ICLR 2018), by the setting names of its release.
+
+    compress_ratio: share of the elements sent; above 1 it is the inverse, 1000 for 0.1 %.
+    warmup_epochs, warmup_coeff, warmup_stage_steps: see RatioSchedule.
+    sample_ratio … resample: see SampledTopK; without effect where ``compressor`` is given.
+    fp16_values, int32_indices: types on the wire; without effect where ``codec`` is given.
+    The other parts replace those of the paper one by one.
+    """
+    ratio = 1 / compress_ratio if compress_ratio > 1 else compress_ratio
+    return Composition(
+        memory=memory or MomentumCorrection(),
+        compressor=compressor
+        or SampledTopK(
+            sample_ratio=sample_ratio,
+            strided_sample=strided_sample,
+            compress_upper_bound=compress_upper_bound,
+            compress_lower_bound=compress_lower_bound,
+            max_adaptation_iters=max_adaptation_iters,
+            resample=resample,
+        ),
+        codec=codec
+        or PlainCodec('fp16' if fp16_values else 'fp32', 'int32' if int32_indices else 'int64'),
+        exchange=exchange or AllGather(),
+        schedule=RatioSchedule(ratio, warmup_epochs, warmup_coeff, warmup_stage_steps),
+        rules=rules or LayerRules(),
+        planner=planner or PerTensor(),
+        clipping=gradient_clipping,
+        nonfinite=nonfinite,
+    )

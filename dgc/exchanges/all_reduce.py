@@ -1,0 +1,25 @@
+"""The dense sum."""
+
+from __future__ import annotations
+
+from dgc.buckets import Bucket
+from dgc.codec import Codec
+from dgc.engines.base import Engine
+from dgc.exchanges.base import Exchange, Exchanged
+from dgc.sparse import Sparse
+
+FLOAT32_BYTES = 4
+
+
+class AllReduce(Exchange):
+    """Sums dense messages in float32, whatever the gradient's type. No codec is involved."""
+
+    def sum(self, bucket: Bucket, sparse: Sparse, codec: Codec, engine: Engine) -> Exchanged:
+        """The engine's all-reduce, in place."""
+        if not sparse.is_dense:
+            raise ValueError('all-reduce sums dense messages; a sparse one needs another exchange')
+        return Exchanged(engine.all_reduce(sparse.values), None)
+
+    def bytes_sent(self, numel: int, k: int, codec: Codec, workers: int) -> float:
+        """``2·4n·(P-1)/P``: a ring's reduce-scatter and all-gather."""
+        return 2 * FLOAT32_BYTES * numel * (workers - 1) / workers

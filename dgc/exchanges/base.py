@@ -1,0 +1,44 @@
+"""What every exchange offers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+from torch import Tensor
+
+from dgc.buckets import Bucket
+from dgc.codec import Codec
+from dgc.engines.base import Engine
+from dgc.sparse import Sparse
+
+
+class Exchanged(NamedTuple):
+    """What an exchange came to.
+
+    total: float32 ``[n]``, the sum over the workers, bit-identical on all of them.
+    left_out: what of this worker's share the sum lacks, for its memory; ``None`` for nothing.
+    """
+
+    total: Tensor
+    left_out: Sparse | None
+
+
+class Exchange(ABC):
+    """Sums one message a worker over all workers.
+
+    Plain blocking code: it runs on the thread that owns the engine, beside the backward pass.
+    Every worker applies the same decoded bytes, its own part included, and every cut and every
+    rounding ends in exactly one worker's ``left_out``.
+    """
+
+    def prepare(self, bucket: Bucket, engine: Engine) -> None:
+        """Sum into ``bucket.gradient`` what must be summed before anything is kept back."""
+
+    @abstractmethod
+    def sum(self, bucket: Bucket, sparse: Sparse, codec: Codec, engine: Engine) -> Exchanged:
+        """The sum of every worker's ``sparse``. May use ``bucket.total`` as its storage."""
+
+    @abstractmethod
+    def bytes_sent(self, numel: int, k: int, codec: Codec, workers: int) -> float:
+        """Bytes that one worker sends for ``k`` of ``numel`` elements: the closed form."""

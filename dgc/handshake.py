@@ -1,0 +1,78 @@
+"""What the ranks must agree on before the first byte of a gradient moves."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from dgc import codec
+from dgc.engines.base import Engine, EngineError, as_bytes
+
+
+class HandshakeError(EngineError):
+    """The ranks do not agree on what they are about to train."""
+
+
+def describe(named_parameters: Iterable[tuple[str, Tensor]], more: str = '') -> dict[str, str]:
+    """What a rank is about to train, by aspect: names, shapes, types, and ``more``, any text."""
+    parameters = list(named_parameters)
+    return {
+        'parameter names': '\n'.join(name for name, _ in parameters),
+        'parameter shapes': '\n'.join(str(tuple(p.shape)) for _, p in parameters),
+        'parameter types': '\n'.join(str(p.dtype) for _, p in parameters),
+        'the codec version': str(codec.VERSION),
+        'the configuration': more,
+    }
+
+
+def shake_hands(engine: Engine, aspects: Mapping[str, str], device: torch.device | str) -> None:
+    """Raise HandshakeError on every rank where any rank differs from rank 0 in any aspect."""
+    digests = b''.join(hashlib.sha256(text.encode()).digest() for text in aspects.values())
+    ours = torch.frombuffer(bytearray(digests), dtype=torch.uint8).to(device)
+    table = engine.all_gather(ours).view(engine.size, len(aspects), -1).cpu()
+    for rank in range(1, engine.size):
+        for aspect, mine, first in zip(aspects, table[rank], table[0], strict=True):
+            if not torch.equal(mine, first):
+                raise HandshakeError(
+                    f'rank {rank} and rank 0 differ in {aspect}: '
+                    'start all ranks with the same code, configuration and command line'
+                )
+
+
+def gather_text(engine: Engine, text: str, device: torch.device | str, limit: int) -> list[str]:
+    """Everybody's ``text`` by rank, cut to ``limit`` bytes."""
+    raw = text.encode()[:limit].ljust(limit, b'\0')
+    ours = torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(device)
+    rows = engine.all_gather(ours).cpu().numpy()
+    return [row.tobytes().rstrip(b'\0').decode(errors='ignore') for row in rows]
+
+
+def broadcast_tensors(engine: Engine, tensors: Iterable[Tensor], root: int = 0) -> None:
+    """Overwrite ``tensors``, of any type and shape, with those of ``root``.
+
+    They travel as bytes: engines refuse 0-dimensional, bool and some integer tensors.
+    """
+    for tensor in tensors:
+        if tensor.numel():
+            sent = engine.broadcast(as_bytes(tensor), root)
+            with torch.no_grad():
+                tensor.copy_(sent.view(tensor.dtype).view(tensor.shape))
+
+
+def average_tensors(engine: Engine, tensors: Iterable[Tensor]) -> None:
+    """Overwrite floating point ``tensors`` with their mean over the ranks, in one all-reduce.
+
+    For BatchNorm's running statistics, which each rank gathers from its own share of the data.
+    Tensors of other types, such as BatchNorm's step count, are left alone.
+    """
+    floating = [tensor for tensor in tensors if tensor.is_floating_point()]
+    if not floating or engine.size == 1:
+        return
+    flat = torch.cat([tensor.detach().float().reshape(-1) for tensor in floating])
+    engine.all_reduce(flat).div_(engine.size)
+    for tensor, mean in zip(floating, flat.split([t.numel() for t in floating]), strict=True):
+        with torch.no_grad():
+            tensor.copy_(mean.view(tensor.shape))

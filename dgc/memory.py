@@ -1,0 +1,134 @@
+"""What each worker keeps back of its gradients, so that nothing is lost by sending less.
+
+A memory is a rule, not a store: its flat float32 buffers live in the bucket, whose state is saved
+by parameter name. ``select`` is the one step that the reducer knows; it splits into
+
+    compensate   corrected = what was kept back + gradient
+    compress     sparse = the part of it worth sending
+    forget       what was sent is no longer kept
+
+and obeys, bit for bit: sent + kept = corrected.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from dgc.buckets import Bucket
+from dgc.compressors.base import Compressor
+from dgc.sparse import Sparse
+
+
+class Memory(ABC):
+    """What is kept back by one worker.
+
+    buffers: names of the flat float32 buffers that a bucket holds for this memory.
+    holds_momentum: the velocity is kept here, so the optimizer must not apply momentum again.
+    """
+
+    buffers: tuple[str, ...] = ()
+    holds_momentum = False
+
+    @abstractmethod
+    def compensate(self, bucket: Bucket) -> Tensor:
+        """Add the bucket's gradient to what was kept back; returns the sum, float32 ``[n]``."""
+
+    @abstractmethod
+    def forget(self, bucket: Bucket, sent: Sparse) -> None:
+        """Stop keeping ``sent``."""
+
+    @abstractmethod
+    def restore(self, bucket: Bucket, left_out: Sparse) -> None:
+        """Keep again what the exchange could not deliver: rounding errors and cuts."""
+
+    def select(self, bucket: Bucket, compressor: Compressor) -> Sparse:
+        """The message of this step, taken out of the memory."""
+        sparse = compressor.compress(self.compensate(bucket), bucket.ratio)
+        if sparse.is_dense:  # its values are the memory's own storage, which forgetting clears
+            sparse = sparse._replace(values=bucket.hold(sparse.values))
+        self.forget(bucket, sparse)
+        return sparse
+
+
+class NoMemory(Memory):
+    """Nothing is kept: what is not sent is lost. Right for dense exchanges only."""
+
+    def compensate(self, bucket: Bucket) -> Tensor:
+        """The gradient itself, float32 ``[n]``: the same storage where it is float32 already."""
+        return bucket.gradient.float()
+
+    def forget(self, bucket: Bucket, sent: Sparse) -> None:
+        """Nothing is kept, so there is nothing to forget."""
+
+    def restore(self, bucket: Bucket, left_out: Sparse) -> None:
+        """What is left out is lost."""
+
+
+class Residual(Memory):
+    """Error feedback: what was not sent is added to the next gradient (Aji and Heafield, 2017)."""
+
+    buffers = ('residual',)
+
+    def compensate(self, bucket: Bucket) -> Tensor:
+        """``residual += gradient``."""
+        return bucket.buffers['residual'].add_(bucket.gradient)
+
+    def forget(self, bucket: Bucket, sent: Sparse) -> None:
+        """Zero at the positions that were sent."""
+        clear(bucket.buffers['residual'], sent)
+
+    def restore(self, bucket: Bucket, left_out: Sparse) -> None:
+        """``residual += left_out``."""
+        left_out.add_to(bucket.buffers['residual'])
+
+
+class MomentumCorrection(Memory):
+    """Momentum before sparsification, with factor masking (Deep Gradient Compression, 3.1, 3.2).
+
+    Momentum of a sparse sum would skip the discount that the steps in between are due, so each
+    worker keeps its own, and accumulates the velocity instead of the gradient (equation 5):
+
+        u ← m·u + g,  v ← v + u        Nesterov:  u ← m·(u + g),  v ← v + u + g
+
+    ``m`` and Nesterov are those of the optimizer, read from the bucket. Where an element is sent,
+    v ← 0, and u ← 0 too: momentum gathered while it waited would push it in a stale direction.
+    A dense bucket sends all of v and masks nothing: the mean of the workers' momenta is the
+    momentum of the mean, so this is momentum SGD, and flushes what a sparse phase had kept back.
+
+    momentum_masking: zero ``u`` at the positions that were sent.
+    """
+
+    buffers = ('momentum', 'velocity')
+    holds_momentum = True
+
+    def __init__(self, momentum_masking: bool = True) -> None:
+        self.momentum_masking = momentum_masking
+
+    def compensate(self, bucket: Bucket) -> Tensor:
+        """Equation 5 of the paper; returns the accumulated velocity ``v[n]``."""
+        u, v, gradient = bucket.buffers['momentum'], bucket.buffers['velocity'], bucket.gradient
+        if bucket.nesterov:
+            u.add_(gradient).mul_(bucket.momentum)
+            return v.add_(u).add_(gradient)
+        u.mul_(bucket.momentum).add_(gradient)
+        return v.add_(u)
+
+    def forget(self, bucket: Bucket, sent: Sparse) -> None:
+        """Zero the velocity at what was sent and, where sparse and masked, the momentum."""
+        clear(bucket.buffers['velocity'], sent)
+        if self.momentum_masking and not sent.is_dense:
+            clear(bucket.buffers['momentum'], sent)
+
+    def restore(self, bucket: Bucket, left_out: Sparse) -> None:
+        """``v += left_out``; the momentum was right already."""
+        left_out.add_to(bucket.buffers['velocity'])
+
+
+def clear(flat: Tensor, sent: Sparse) -> None:
+    """``flat[n] ← 0`` at the positions of ``sent``."""
+    if sent.indices is None:
+        flat.zero_()
+    else:
+        flat.index_fill_(0, sent.indices, 0.0)

@@ -1,0 +1,206 @@
+"""The optimizer that people wrap theirs in: gradient hooks, and a step that waits for the rest."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from dgc.composition import Composition, deep_gradient_compression
+from dgc.engines import Engine, create
+from dgc.handshake import broadcast_tensors, describe, shake_hands
+from dgc.optim.sgd import DGCSGD
+from dgc.reducer import Reducer
+
+
+class DistributedOptimizer(Optimizer):
+    """``optimizer`` on the mean of all workers' gradients, which a composition brings together.
+
+        engine = dgc.create()
+        optimizer = dgc.DGCSGD(model.parameters(), lr=0.1 * engine.size, momentum=0.9)
+        optimizer = dgc.DistributedOptimizer(optimizer, model.named_parameters(), engine=engine)
+        loss.backward()        # buckets are compressed and sent as their gradients appear
+        optimizer.step()       # waits for what is left
+
+    It shares ``param_groups`` and ``state`` with ``optimizer``, so learning rate schedulers work
+    on it. At construction the ranks shake hands, and rank 0's parameters are broadcast.
+
+    optimizer: what applies the mean gradient: DGCSGD where the memory holds the momentum.
+    named_parameters: of the whole model; all that ``optimizer`` updates must be among them.
+    composition: by default Deep Gradient Compression at 0.1 %.
+    engine: by default the one that fits the launcher.
+    batches_per_step: backward passes whose gradients are accumulated before they are sent.
+    steps_per_epoch: what the composition's schedule counts an epoch as.
+    configuration: any text that must be the same on all ranks.
+
+    Raises ValueError for settings that do not fit together, HandshakeError where ranks differ.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        named_parameters: Iterable[tuple[str, Parameter]],
+        composition: Composition | None = None,
+        engine: Engine | None = None,
+        batches_per_step: int = 1,
+        steps_per_epoch: int | None = None,
+        configuration: str = '',
+    ) -> None:
+        composition = composition or deep_gradient_compression()
+        named = list(named_parameters)
+        check_names(optimizer, named)
+        check_momentum(optimizer, composition)
+        if composition.schedule.warmup_epochs and not (
+            steps_per_epoch or composition.schedule.stage_steps
+        ):
+            raise ValueError('a warm-up in epochs needs steps_per_epoch')
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self.optimizer = optimizer
+        self._share()
+        self.engine = engine or create(device=named[0][1].device)
+        shake_hands(self.engine, describe(named, configuration), named[0][1].device)
+        broadcast_tensors(self.engine, [parameter for _, parameter in named])
+        self.batches_per_step = batches_per_step
+        self.steps_per_epoch = steps_per_epoch or 1
+        self.steps = 0
+        groups = {p: group for group in self.param_groups for p in group['params']}
+        trained = [(name, p, groups[p]) for name, p in named if p.requires_grad and p in groups]
+        buckets = composition.planner.plan(
+            trained, composition.rules, composition.schedule, composition.memory.buffers
+        )
+        self.reducer = Reducer(buckets, composition, self.engine)
+        self._passes: dict[Parameter, int] = {}
+        self._missing: list[int] = []
+        self._synchronized: bool | None = None
+        self._register_hooks()
+        self.zero_grad()
+
+    def _share(self) -> None:
+        self.param_groups = self.optimizer.param_groups
+        self.state = self.optimizer.state
+
+    def _register_hooks(self) -> None:
+        for index, bucket in enumerate(self.reducer.buckets):
+            for member in bucket.members:
+                hook = partial(self._accumulated, index, member)
+                member.parameter.register_post_accumulate_grad_hook(hook)
+
+    def _accumulated(self, index: int, member: Any, parameter: Tensor) -> None:
+        """One gradient of one backward pass has been added to its bucket."""
+        if self._synchronized is not None:
+            raise RuntimeError(
+                f'gradient of {member.name} after synchronize(): call step() and zero_grad() first'
+            )
+        self.reducer.buckets[index].collect(member)
+        self._passes[member.parameter] += 1
+        if self._passes[member.parameter] > self.batches_per_step:
+            raise RuntimeError(
+                f'{member.name} got {self._passes[member.parameter]} gradients in one step, '
+                f'batches_per_step is {self.batches_per_step}'
+            )
+        if self._passes[member.parameter] == self.batches_per_step:
+            self._missing[index] -= 1
+            if not self._missing[index]:
+                self.reducer.ready(index)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Begin a step. The gradients stay views into their buckets, so they become zero either
+        way; ``set_to_none`` is accepted because loops pass it."""
+        buckets = self.reducer.buckets
+        self.reducer.set_ratios(self.steps, self.steps_per_epoch)
+        self._passes = {member.parameter: 0 for bucket in buckets for member in bucket.members}
+        self._missing = [len(bucket.members) for bucket in buckets]
+        self._synchronized = None
+        for bucket in buckets:
+            bucket.zero()
+
+    def synchronize(self) -> bool:
+        """Wait until every ``.grad`` holds the mean over the workers; ``step()`` will not do it
+        again. Returns False where all workers leave this step out."""
+        if self._synchronized is None:
+            for bucket in self.reducer.buckets:
+                for member in bucket.members:
+                    if not self._passes[member.parameter]:
+                        bucket.collect(member)
+            self._synchronized = self.reducer.synchronize()
+        return self._synchronized
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Wait for the mean gradients and apply them; returns the closure's loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self.synchronize():
+            self.optimizer.step()
+        self.steps += 1
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimizer's state, and everything that this worker keeps back."""
+        memory: dict[str, dict[str, Tensor]] = {}
+        for bucket in self.reducer.buckets:
+            memory.update(bucket.state_dict())
+        return {
+            'optimizer': self.optimizer.state_dict(),
+            'memory': memory,
+            'compressor': self.reducer.composition.compressor.state_dict(),
+            'steps': self.steps,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from ``state_dict()``, however the parameters were grouped then."""
+        self.optimizer.load_state_dict(state_dict['optimizer'])
+        self._share()
+        groups = {p: group for group in self.param_groups for p in group['params']}
+        for bucket in self.reducer.buckets:
+            bucket.members = [m._replace(group=groups[m.parameter]) for m in bucket.members]
+            bucket.load_state_dict(state_dict['memory'])
+        self.reducer.composition.compressor.load_state_dict(state_dict['compressor'])
+        self.steps = int(state_dict['steps'])
+        self.zero_grad()
+
+
+def check_names(optimizer: Optimizer, named: list[tuple[str, Parameter]]) -> None:
+    """Raise ValueError where a name is missing or used twice: state is kept by name."""
+    names = [name for name, _ in named]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f'named_parameters has two of {", ".join(twice)}')
+    known = {parameter for _, parameter in named}
+    missing = [
+        f'parameter {index} {tuple(parameter.shape)} of group {number}'
+        for number, group in enumerate(optimizer.param_groups)
+        for index, parameter in enumerate(group['params'])
+        if parameter not in known
+    ]
+    if missing:
+        raise ValueError(f'named_parameters lacks what the optimizer updates: {", ".join(missing)}')
+
+
+def check_momentum(optimizer: Optimizer, composition: Composition) -> None:
+    """Raise ValueError where momentum would be applied twice, or not at all."""
+    has_momentum = any(group.get('momentum', 0) for group in optimizer.param_groups)
+    memory = type(composition.memory).__name__
+    if composition.memory.holds_momentum and not isinstance(optimizer, DGCSGD) and has_momentum:
+        raise ValueError(
+            f'{memory} holds the momentum and {type(optimizer).__name__} would apply it again: '
+            'use dgc.DGCSGD, or momentum=0'
+        )
+    if isinstance(optimizer, DGCSGD) and has_momentum and not composition.memory.holds_momentum:
+        raise ValueError(
+            f'DGCSGD leaves momentum to the memory and {memory} has none: use torch.optim.SGD, '
+            'or MomentumCorrection'
+        )
+    if composition.loses_gradient:
+        warnings.warn(
+            f'{type(composition.compressor).__name__} without a memory loses whatever it does '
+            'not send: use Residual or MomentumCorrection',
+            stacklevel=3,
+        )

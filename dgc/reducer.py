@@ -1,0 +1,189 @@
+"""Takes each bucket down the path of a gradient, and brings the mean back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from dgc.buckets import Bucket
+from dgc.composition import Composition
+from dgc.compressors import Compressor, Dense, keep
+from dgc.engines.base import Engine, Traffic
+from dgc.exchanges import AllReduce, Exchange
+from dgc.nonfinite import NonFiniteGradientError, finite, not_finite, poison
+
+
+@dataclass
+class Progress:
+    """What a worker has done so far. Divide differences of two copies by steps or seconds.
+
+    steps: optimizer steps.
+    kept, numel: elements sent and elements there were, over all buckets and steps.
+    sent, received: bytes of gradients, without start-up, metrics and evaluation.
+    dense_sent: bytes that the same steps would have sent by dense all-reduces.
+    compress, communicate: seconds on the path, outside and inside the engine.
+    wait: seconds that the training loop stood still for the path.
+    """
+
+    steps: int = 0
+    kept: int = 0
+    numel: int = 0
+    sent: int = 0
+    received: int = 0
+    dense_sent: int = 0
+    compress: float = 0.0
+    communicate: float = 0.0
+    wait: float = 0.0
+
+
+class Fence:
+    """Work queued on a device so far, for another thread's stream to wait for; nothing on a CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event = None
+        if device.type == 'cuda':
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(device))
+        self._device = device
+
+    def wait(self) -> None:
+        """Let the current stream go on only after that work."""
+        if self._event is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._event)
+
+
+class Outcome(NamedTuple):
+    """How a bucket came back. poisoned: some worker's gradient was not finite; done: the sum."""
+
+    poisoned: bool
+    done: Fence
+
+
+class Reducer:
+    """The path of a gradient, bucket after bucket, in the same fixed order on every rank.
+
+    A bucket is handed over when its gradients are ready; whatever is missing when the step ends
+    is sent as it stands, which is zero for parameters that took no part. So a parameter that is
+    never used holds the buckets behind it back until then.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], composition: Composition, engine: Engine) -> None:
+        self.buckets = buckets
+        self.composition = composition
+        self.engine = engine
+        self.progress = Progress()
+        self._dense = (Dense(), AllReduce())
+        self._ready = [False] * len(buckets)
+        self._pending: list[Future[Outcome]] = []
+        self._failures: list[str] = []
+
+    def set_ratios(self, step: int, steps_per_epoch: int) -> None:
+        """Set every bucket's ratio for optimizer step ``step``, counted from 0."""
+        for bucket in self.buckets:
+            if bucket.schedule is not None:
+                bucket.ratio = bucket.schedule.at(step, steps_per_epoch)
+
+    def ready(self, index: int) -> None:
+        """The gradients of bucket ``index`` are complete: start what may start."""
+        self._ready[index] = True
+        if self.composition.overlaps:
+            self._start_in_order()
+
+    def synchronize(self) -> bool:
+        """Finish the step: every bucket's gradient becomes the mean over the workers.
+
+        Returns False where all workers leave the step out. Raises NonFiniteGradientError, on all
+        workers, where a gradient held an infinity or a NaN and the composition says to stop.
+        """
+        start = time.perf_counter()
+        self._ready = [True] * len(self.buckets)
+        usable = self.composition.overlaps or self._prepare_all()
+        if usable:
+            self._start_in_order()
+        pending, self._pending = self._pending, []
+        outcomes = [future.result() for future in pending]
+        for outcome in outcomes:
+            outcome.done.wait()
+        self._ready = [False] * len(self.buckets)
+        self.progress.wait += time.perf_counter() - start
+        self.progress.steps += 1
+        if any(outcome.poisoned for outcome in outcomes):
+            raise NonFiniteGradientError(self._explain(outcomes))
+        return usable
+
+    def _start_in_order(self) -> None:
+        while len(self._pending) < len(self.buckets) and self._ready[len(self._pending)]:
+            bucket = self.buckets[len(self._pending)]
+            job = partial(self._reduce, bucket, Fence(bucket.gradient.device))
+            self._pending.append(self.engine.submit(job))
+
+    def _prepare_all(self) -> bool:
+        """What must see every gradient of the step; returns False to leave the step out."""
+        if self.composition.nonfinite == 'skip':
+            bad = sum(not finite(bucket.gradient) for bucket in self.buckets)
+            flag = torch.tensor([float(bad)], device=self.buckets[0].gradient.device)
+            if self.engine.all_reduce(flag).item():
+                return False
+        if self.composition.clipping is not None:
+            self.composition.clipping.clip(self.buckets, self.engine)
+        return True
+
+    def _reduce(self, bucket: Bucket, gradients_complete: Fence) -> Outcome:
+        """One bucket's way down the path and back, on the engine's thread."""
+        gradients_complete.wait()
+        start, before = time.perf_counter(), replace(self.engine.traffic)
+        codec, memory = self.composition.codec, self.composition.memory
+        compressor, exchange = self._route(bucket)
+        healthy = finite(bucket.gradient)
+        if healthy:
+            if self.composition.clipping is not None and self.composition.overlaps:
+                self.composition.clipping.clip([bucket], self.engine)
+            exchange.prepare(bucket, self.engine)
+            sparse = memory.select(bucket, compressor)
+        else:
+            self._failures.extend(not_finite(bucket))
+            sparse = poison(bucket, dense=isinstance(compressor, Dense))
+        total, left_out = exchange.sum(bucket, sparse, codec, self.engine)
+        if healthy and left_out is not None:
+            memory.restore(bucket, left_out)
+        poisoned = bool(total[0].isnan())
+        bucket.assign_mean(total, self.engine.size)
+        self._account(bucket, sparse.values.numel(), time.perf_counter() - start, before)
+        return Outcome(poisoned, Fence(bucket.gradient.device))
+
+    def _route(self, bucket: Bucket) -> tuple[Compressor, Exchange]:
+        """The composition's compressor and exchange, or dense where that sends no more bytes."""
+        composition, workers = self.composition, max(self.engine.size, 2)
+        if bucket.schedule is None or bucket.ratio >= 1:
+            return self._dense
+        k = keep(bucket.numel, bucket.ratio)
+        sparse, dense = (
+            exchange.bytes_sent(bucket.numel, k, composition.codec, workers)
+            for exchange in (composition.exchange, self._dense[1])
+        )
+        return (composition.compressor, composition.exchange) if sparse < dense else self._dense
+
+    def _account(self, bucket: Bucket, kept: int, seconds: float, before: Traffic) -> None:
+        after, progress, workers = self.engine.traffic, self.progress, self.engine.size
+        progress.kept += kept
+        progress.numel += bucket.numel
+        progress.sent += after.sent - before.sent
+        progress.received += after.received - before.received
+        progress.dense_sent += round(
+            self._dense[1].bytes_sent(bucket.numel, bucket.numel, self.composition.codec, workers)
+        )
+        progress.communicate += after.seconds - before.seconds
+        progress.compress += seconds - (after.seconds - before.seconds)
+
+    def _explain(self, outcomes: Sequence[Outcome]) -> str:
+        if self._failures:
+            names = ', '.join(self._failures)
+            return f'rank {self.engine.rank}: the gradient of {names} is not finite'
+        names = ', '.join(b.name for b, o in zip(self.buckets, outcomes, strict=True) if o.poisoned)
+        return f'another rank than {self.engine.rank} had a gradient that is not finite in {names}'
