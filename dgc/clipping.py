@@ -69,7 +69,7 @@ class ClipByModelNorm(Clipping):
 
 
 class ClipByGlobalNorm(Clipping):
-    """All workers' gradients by one factor, which brings their mean to a norm of about ``limit``."""
+    """All workers' gradients by one factor, so that their mean has a norm of about ``limit``."""
 
     needs_all = True
 

@@ -151,7 +151,13 @@ def read_header(message: Tensor) -> tuple[torch.dtype, torch.dtype, int, int, fl
         raise CodecError(f'unknown types {value_code} and {index_code} in a message')
     if not 0 <= count <= numel or not (math.isfinite(scale) and scale > 0):
         raise CodecError(f'{count} of {numel} elements at scale {scale} make no message')
-    return list(VALUES.values())[value_code], list(INDICES.values())[index_code], numel, count, scale
+    return (
+        list(VALUES.values())[value_code],
+        list(INDICES.values())[index_code],
+        numel,
+        count,
+        scale,
+    )
 
 
 def typed(raw: Tensor, dtype: torch.dtype) -> Tensor:

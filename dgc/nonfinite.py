@@ -17,7 +17,14 @@ from dgc.sparse import Sparse
 
 
 class NonFiniteGradientError(ArithmeticError):
-    """Some worker's gradient holds an infinity or a NaN; raised on all workers at the same step."""
+    """Some worker's gradient holds an infinity or a NaN; raised on all workers at the same step.
+
+    rank: this worker's rank where it is one of those; None on the others.
+    """
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
 
 
 def finite(tensor: Tensor) -> bool:

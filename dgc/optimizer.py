@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from dgc.buckets import Member
 from dgc.composition import Composition, deep_gradient_compression
 from dgc.engines import Engine, create
 from dgc.handshake import broadcast_tensors, describe, shake_hands
@@ -91,7 +92,7 @@ class DistributedOptimizer(Optimizer):
                 hook = partial(self._accumulated, index, member)
                 member.parameter.register_post_accumulate_grad_hook(hook)
 
-    def _accumulated(self, index: int, member: Any, parameter: Tensor) -> None:
+    def _accumulated(self, index: int, member: Member, parameter: Tensor) -> None:
         """One gradient of one backward pass has been added to its bucket."""
         if self._synchronized is not None:
             raise RuntimeError(
@@ -131,7 +132,7 @@ class DistributedOptimizer(Optimizer):
             self._synchronized = self.reducer.synchronize()
         return self._synchronized
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Wait for the mean gradients and apply them; returns the closure's loss."""
         loss = None
         if closure is not None:

@@ -114,7 +114,7 @@ class Reducer:
         self.progress.wait += time.perf_counter() - start
         self.progress.steps += 1
         if any(outcome.poisoned for outcome in outcomes):
-            raise NonFiniteGradientError(self._explain(outcomes))
+            raise self._non_finite(outcomes)
         return usable
 
     def _start_in_order(self) -> None:
@@ -181,9 +181,10 @@ class Reducer:
         progress.communicate += after.seconds - before.seconds
         progress.compress += seconds - (after.seconds - before.seconds)
 
-    def _explain(self, outcomes: Sequence[Outcome]) -> str:
+    def _non_finite(self, outcomes: Sequence[Outcome]) -> NonFiniteGradientError:
+        rank = self.engine.rank
         if self._failures:
             names = ', '.join(self._failures)
-            return f'rank {self.engine.rank}: the gradient of {names} is not finite'
+            return NonFiniteGradientError(f'rank {rank}: not finite: gradient of {names}', rank)
         names = ', '.join(b.name for b, o in zip(self.buckets, outcomes, strict=True) if o.poisoned)
-        return f'another rank than {self.engine.rank} had a gradient that is not finite in {names}'
+        return NonFiniteGradientError(f'not finite on another rank: gradient in {names}')

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -104,12 +105,12 @@ class Engine(ABC):
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over the workers of ``tensor``, any shape, in place; returns it."""
         ring = round(2 * (self.size - 1) / self.size * nbytes(tensor))
-        return self._call(lambda: self._all_reduce(tensor), ring, ring, 2 * (self.size - 1))
+        return self._call(partial(self._all_reduce, tensor), ring, ring, 2 * (self.size - 1))
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """``[P, m]`` from everybody's ``tensor[m]``, the same ``m`` on all; not empty."""
         others = (self.size - 1) * nbytes(tensor)
-        return self._call(lambda: self._all_gather(tensor), others, others, self.size - 1)
+        return self._call(partial(self._all_gather, tensor), others, others, self.size - 1)
 
     def send_recv(
         self, tensor: Tensor, destination: int | None, source: int | None
@@ -121,7 +122,7 @@ class Engine(ABC):
         """
         sent = nbytes(tensor) if destination is not None else 0
         received = nbytes(tensor) if source is not None else 0
-        job = lambda: self._send_recv(tensor, destination, source)  # noqa: E731
+        job = partial(self._send_recv, tensor, destination, source)
         return self._call(job, sent, received, int(destination is not None))
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
@@ -129,7 +130,7 @@ class Engine(ABC):
         is_root = self.rank == root
         copies = math.ceil(math.log2(self.size)) if is_root else 0
         received = 0 if is_root else nbytes(tensor)
-        job = lambda: self._broadcast(tensor, root)  # noqa: E731
+        job = partial(self._broadcast, tensor, root)
         return self._call(job, copies * nbytes(tensor), received, copies)
 
     def barrier(self) -> None:
@@ -141,7 +142,7 @@ class Engine(ABC):
 
     def _call(self, job: Callable[[], T], sent: int, received: int, messages: int) -> T:
         if self._thread is not None and not self._thread.is_current:
-            return self._thread.submit(lambda: self._call(job, sent, received, messages)).result()
+            return self._thread.submit(partial(self._call, job, sent, received, messages)).result()
         start = time.perf_counter()
         result = job()
         self.traffic.seconds += time.perf_counter() - start

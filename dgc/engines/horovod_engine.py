@@ -48,7 +48,9 @@ class HorovodEngine(Engine):
         if destination is not None:
             splits[destination] = tensor.numel()
         outgoing = tensor if destination is not None else tensor[:0]
-        received, _ = self._hvd.alltoall(outgoing, splits=splits, name=f'dgc.send_recv.{tensor.dtype}')
+        received, _ = self._hvd.alltoall(
+            outgoing, splits=splits, name=f'dgc.send_recv.{tensor.dtype}'
+        )
         return received if source is not None else None
 
     def _broadcast(self, tensor: Tensor, root: int) -> Tensor:

@@ -41,7 +41,10 @@ class TorchEngine(Engine):
                 raise EngineError(
                     f'engine torch cannot start ({first_line}): start the program with torchrun'
                 ) from error
-        self._group = dist.new_group(backend=backend, timeout=limit)
+        group = dist.new_group(backend=backend, timeout=limit)
+        if not isinstance(group, dist.ProcessGroup):
+            raise EngineError('engine torch: this process is not a member of the default group')
+        self._group = group
         size = dist.get_world_size()
         super().__init__(
             rank=dist.get_rank(),

@@ -1,0 +1,103 @@
+# `make` lists what can be asked for. Everything is installed into .venv, nothing outside it but the
+# Horovod wheel's cache (tools/install_horovod.sh).
+
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+NP ?= 2
+ENGINE ?= horovod
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+LOG := $(VENV)/setup.log
+CONFIGS := configs/digits/cnn.py configs/dgc/wm5.py configs/dgc/fp16.py configs/dgc/int32.py
+TRAIN := train.py --configs $(CONFIGS) --devices cpu --suffix .$(ENGINE) $(ARGS)
+# pip is run again when what is listed or pinned changes, not when a checkout touches the files.
+REQUIREMENTS := $(VENV)/.requirements-$(shell cat requirements.txt requirements.lock | cksum | cut -d' ' -f1)
+
+ifeq ($(filter $(ENGINE),horovod torch),)
+$(error ENGINE is horovod or torch, not '$(ENGINE)')
+endif
+
+# OpenMPI refuses root otherwise, and in containers people are root.
+ifeq ($(shell id -u),0)
+export OMPI_ALLOW_RUN_AS_ROOT := 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+endif
+
+.PHONY: help setup requirements horovod run test lint format lock clean distclean
+
+help: ## list the targets
+	@echo 'make TARGET [VARIABLE=value ...]'
+	@sed -nE 's/^([a-z]+):[^#]*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+	@echo 'Variables:'
+	@echo '  ENGINE      horovod (default) or torch: who carries the gradients'
+	@echo '  NP          how many workers `make run` starts (2)'
+	@echo '  ARGS        more arguments for train.py (run) or pytest (test), such as ARGS="--configs.train.num_epochs 5"'
+	@echo '  PYTHON      the Python, 3.10 or newer, that .venv is made with (python3)'
+
+setup: requirements $(if $(filter horovod,$(ENGINE)),horovod) ## create .venv, install the pinned requirements, build Horovod
+
+requirements: $(REQUIREMENTS)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
+	  { echo '$(PYTHON) is missing or older than 3.10: install Python 3.10 or newer, or name it with PYTHON=...' >&2; exit 1; }
+	@echo 'Creating $(VENV)'
+	@rm -rf $(VENV) && $(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || \
+	  { rm -rf $(VENV); echo '$(PYTHON) cannot create $(VENV): install its venv module (Debian: python3-venv)' >&2; exit 1; }
+
+$(REQUIREMENTS): | $(BIN)/python
+	@echo 'Installing requirements.txt as pinned in requirements.lock: some minutes the first time (log: $(LOG))'
+	@$(BIN)/python -m pip install --disable-pip-version-check -r requirements.txt -c requirements.lock >$(LOG) 2>&1 </dev/null || \
+	  { grep -E '^ERROR' $(LOG) | tail -n 3; echo 'The requirements could not be installed, see $(LOG)' >&2; exit 1; }
+	@rm -f $(VENV)/.requirements-* && touch $@
+
+horovod: requirements ## build Horovod against the installed torch, or take the cached wheel
+	@tools/install_horovod.sh $(BIN)/python
+
+# With a few cores, one thread a worker: the workers would otherwise fight over them.
+run: export PATH := $(CURDIR)/$(BIN):$(PATH)
+run: export OMP_NUM_THREADS ?= $(shell n=$$(($$(nproc) / $(NP))); echo $$((n > 0 ? n : 1)))
+run: setup ## train a small CNN on the digits with compressed gradients and NP workers
+ifeq ($(ENGINE),horovod)
+	horovodrun --gloo -np $(NP) python $(TRAIN)
+else
+	torchrun --standalone --nproc-per-node $(NP) $(TRAIN)
+endif
+
+# Without Horovod the tests that need it skip, and say so.
+test: export PATH := $(CURDIR)/$(BIN):$(PATH)
+test: requirements ## run the whole test suite
+ifeq ($(ENGINE),horovod)
+	@tools/install_horovod.sh --no-retry $(BIN)/python || echo 'Going on without it: the tests that need Horovod skip.'
+endif
+	python -m pytest $(ARGS)
+
+lint: requirements ## check style (ruff) and types (mypy)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: requirements ## rewrite the code in the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Resolved for every Python at once. NVIDIA's packages are pinned by torch itself, differently in each
+# of its builds, so that naming them here would exclude the other builds.
+lock: requirements ## renew requirements.lock
+	@$(BIN)/python -m pip install --disable-pip-version-check -q uv
+	@{ sed -n '/^#/p; /^[^#]/q' requirements.lock; \
+	  $(BIN)/uv pip compile -q --upgrade --universal --python-version 3.10 --no-header --no-annotate requirements.txt | \
+	  grep -vE '^(nvidia|cuda)-'; } >requirements.lock.new && mv requirements.lock.new requirements.lock
+
+clean: ## remove what tools leave behind; runs/ and .venv stay
+	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean ## ... and .venv
+	@rm -rf $(VENV)

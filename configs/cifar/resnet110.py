@@ -1,0 +1,6 @@
+"""ResNet-110 for CIFAR, 1.7 M parameters."""
+
+from models.cifar import resnet110
+from utils.config import Config, configs, derived
+
+configs.model = Config(resnet110, num_classes=derived(lambda: configs.dataset.num_classes))

@@ -1,0 +1,9 @@
+"""Deep Gradient Compression at 0.1 %, with the settings of the published release."""
+
+from dgc import DGCSGD, deep_gradient_compression
+from dgc.memory import MomentumCorrection
+from utils.config import Config, configs
+
+configs.train.compression = Config(deep_gradient_compression, compress_ratio=0.001)
+configs.train.compression.memory = Config(MomentumCorrection)
+configs.train.optimizer = configs.train.optimizer.using(DGCSGD)

@@ -1,0 +1,6 @@
+"""Five dense epochs, then the final ratio."""
+
+from utils.config import configs
+
+configs.train.compression.warmup_epochs = 5
+configs.train.compression.warmup_coeff = [1, 1, 1, 1, 1]

@@ -1,0 +1,22 @@
+"""Digits that come with scikit-learn: real data, no download, under a minute on two cores."""
+
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from datasets import Digits
+from utils.config import Config, configs, derived
+
+configs.dataset = Config(Digits)
+
+# Small batches: at a ratio of 0.001 a tensor of 16,384 elements sends 16 a step, so that steps are
+# what it takes to reach every element.
+configs.train.num_epochs = 25
+configs.train.batch_size = 16
+configs.train.warmup_lr_epochs = 2
+
+configs.train.optimizer.lr = 0.025
+configs.train.optimizer.weight_decay = 1e-4
+
+configs.train.scheduler = Config(CosineAnnealingLR)
+configs.train.scheduler.T_max = derived(
+    lambda: max(1, configs.train.num_epochs - configs.train.warmup_lr_epochs)
+)

@@ -1,0 +1,10 @@
+"""The learning rate falls along a cosine instead of in steps."""
+
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from utils.config import Config, configs, derived
+
+configs.train.scheduler = Config(CosineAnnealingLR)
+configs.train.scheduler.T_max = derived(
+    lambda: max(1, configs.train.num_epochs - configs.train.warmup_lr_epochs)
+)

@@ -1,0 +1,13 @@
+"""What a dataset says when it cannot be had."""
+
+__all__ = ['DatasetError']
+
+
+class DatasetError(Exception):
+    """Data is missing or damaged; the message is one line: setting, value, problem, remedy."""
+
+    @classmethod
+    def about(cls, setting: str, value: object, problem: str, remedy: str) -> 'DatasetError':
+        """The error for `configs.dataset.<setting>`."""
+        line = f'configs.dataset.{setting} = {value!r}: {problem}; {remedy}'
+        return cls(' '.join(line.split()))

@@ -1,0 +1,70 @@
+"""Small images held in memory, and augmented a batch at a time."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import Dataset
+
+__all__ = ['Images']
+
+
+class Images(Dataset[tuple[Tensor, int]]):
+    """Pairs (image float32 [C, S, S], label) cut from uint8 images [N, C, H, H] held in memory.
+
+    `mean` and `std`: of each channel, in units of the uint8 values.
+    `pad`: zeros put around an image before a crop of its own size is drawn from it.
+    `flip`: mirror every second image, left to right.
+    `size`: S; images are resized where it is not H.
+
+    The random numbers are torch's global ones, so that `torch.manual_seed` repeats a run.
+    A loader asks for whole batches (`__getitems__`): a tenth of the cost of one image at a time.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Sequence[int],
+        mean: Sequence[float],
+        std: Sequence[float],
+        pad: int = 0,
+        flip: bool = False,
+        size: int | None = None,
+    ) -> None:
+        self.images = images
+        self.labels = list(labels)
+        self.mean = torch.tensor(mean).view(-1, 1, 1)
+        self.std = torch.tensor(std).view(-1, 1, 1)
+        self.pad = pad
+        self.flip = flip
+        self.size = size
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, int]]:
+        batch = self.images[indices]  # [B, C, H, H]
+        if self.pad or self.flip:
+            batch = self._augment(batch)
+        pixels = batch.float().sub_(self.mean).div_(self.std)
+        if self.size not in (None, pixels.shape[-1]):
+            pixels = F.interpolate(pixels, size=self.size, mode='bilinear', antialias=True)
+        return list(zip(pixels.unbind(), (self.labels[i] for i in indices), strict=True))
+
+    def _augment(self, batch: Tensor) -> Tensor:
+        """A random crop and mirror of each image: one gather for all of them, [B, C, H, H]."""
+        count, channels, side, _ = batch.shape
+        padded = F.pad(batch, (self.pad,) * 4)
+        top, left = torch.randint(2 * self.pad + 1, (2, count, 1))
+        steps = torch.arange(side)
+        columns = steps.expand(count, side)
+        if self.flip:
+            columns = torch.where(torch.rand(count, 1) < 0.5, side - 1 - steps, steps)
+        row_starts = (top + steps) * padded.shape[-1]  # [B, H]
+        positions = row_starts[:, :, None] + (left + columns)[:, None, :]  # [B, H, H]
+        positions = positions.view(count, 1, -1).expand(-1, channels, -1)
+        return padded.flatten(2).gather(2, positions).view(batch.shape)

@@ -1,0 +1,178 @@
+"""Small worlds to train in: parameters whose gradients are known, and workers that take notes."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+import dgc
+from dgc.buckets import Bucket
+from dgc.engines import LocalEngine
+from dgc.schedule import RatioSchedule
+
+SHAPES = {'wide.weight': (64, 20), 'narrow.weight': (16, 10), 'bias': (10,), 'scale': ()}
+KEPT = ('residual', 'velocity')  # the buffers in which a memory keeps what it has not sent
+
+Named = list[tuple[str, Parameter]]
+
+
+def parameters(
+    shapes: Mapping[str, tuple[int, ...]] = SHAPES, dtype: torch.dtype = torch.float32
+) -> Named:
+    """Named parameters, the same at every call."""
+    draw = torch.Generator().manual_seed(0)
+    return [
+        (name, Parameter(torch.randn(shape, generator=draw).to(dtype)))
+        for name, shape in shapes.items()
+    ]
+
+
+def target(parameter: Tensor, rank: int, step: int, index: int) -> Tensor:
+    """What worker ``rank`` pulls its parameter number ``index`` towards at ``step``."""
+    draw = torch.Generator().manual_seed(rank * 1_000_000 + step * 1_000 + index)
+    return torch.randn(parameter.shape, generator=draw).to(parameter.dtype)
+
+
+def loss(named: Named, rank: int, step: int) -> Tensor:
+    """``½ Σ ‖p − target‖²``, whose gradients are ``p − target``."""
+    return sum(
+        (parameter - target(parameter, rank, step, index)).square().sum() / 2
+        for index, (_, parameter) in enumerate(named)
+    )
+
+
+def wrap(
+    named: Named,
+    composition: dgc.Composition,
+    engine: dgc.Engine | None = None,
+    lr: float = 0.1,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
+    **settings,
+) -> dgc.DistributedOptimizer:
+    """A DistributedOptimizer over the SGD that fits the composition's memory."""
+    optimizer = dgc.DGCSGD if composition.memory.holds_momentum else torch.optim.SGD
+    inner = optimizer(
+        [parameter for _, parameter in named],
+        lr=lr,
+        momentum=momentum,
+        nesterov=nesterov,
+        weight_decay=weight_decay,
+    )
+    return dgc.DistributedOptimizer(inner, named, composition, engine or LocalEngine(), **settings)
+
+
+def train(
+    optimizer: dgc.DistributedOptimizer, named: Named, steps: int | Iterable[int], rank: int = 0
+) -> None:
+    """Take ``steps``, a number or a range, each from ``loss``."""
+    for step in range(steps) if isinstance(steps, int) else steps:
+        optimizer.zero_grad()
+        loss(named, rank, step).backward()
+        optimizer.step()
+
+
+def values(named: Named) -> list[Tensor]:
+    """Copies of the parameters."""
+    return [parameter.detach().clone() for _, parameter in named]
+
+
+def set_gradients(named: Named, gradients: Mapping[str, Tensor]) -> None:
+    """A backward pass whose gradients are exactly ``gradients``; the others take no part."""
+    sum((parameter * gradients[name]).sum() for name, parameter in named if name in gradients).backward()
+
+
+def bucket_of(
+    gradient: Tensor,
+    buffers: Iterable[str] = (),
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    ratio: float = 1.0,
+) -> Bucket:
+    """A bucket of one parameter of two dimensions, with this gradient."""
+    group = {'momentum': momentum, 'nesterov': nesterov}
+    parameter = Parameter(torch.zeros(1, gradient.numel(), dtype=gradient.dtype))
+    bucket = Bucket([('weight', parameter, group)], RatioSchedule(1.0), tuple(buffers))
+    bucket.gradient.copy_(gradient)
+    bucket.ratio = ratio
+    return bucket
+
+
+def kept_by(bucket: Bucket) -> Tensor:
+    """What a bucket's memory keeps back, float32 ``[n]``; zeros where it keeps nothing."""
+    held = [bucket.buffers[name].clone() for name in KEPT if name in bucket.buffers]
+    return held[0] if held else torch.zeros(bucket.numel)
+
+
+class Selection(NamedTuple):
+    """One selection of a memory. Each float32 ``[n]``, but for the last two."""
+
+    gradient: Tensor
+    corrected: Tensor
+    sent: Tensor
+    kept: Tensor
+    is_dense: bool
+    indices: Tensor | None
+
+
+def watch(composition: dgc.Composition) -> dict[str, list[Selection]]:
+    """Note every selection of ``composition``'s memory, by the name of the bucket."""
+    memory, notes = composition.memory, {}
+    select = memory.select
+
+    def watched(bucket, compressor):
+        gradient = bucket.gradient.float().clone()
+        corrected = memory.compensate(twin(bucket)).float().clone()
+        sparse = select(bucket, compressor)
+        indices = None if sparse.is_dense else sparse.indices.clone()
+        notes.setdefault(bucket.name, []).append(
+            Selection(
+                gradient, corrected, sparse.to_dense(), kept_by(bucket), sparse.is_dense, indices
+            )
+        )
+        return sparse
+
+    memory.select = watched
+    return notes
+
+
+def twin(bucket: Bucket) -> Bucket:
+    """A bucket with the same contents and storage of its own."""
+    other = copy.copy(bucket)
+    other.gradient = bucket.gradient.clone()
+    other.buffers = {name: flat.clone() for name, flat in bucket.buffers.items()}
+    return other
+
+
+def owed(notes: list[Selection], momentum: float, nesterov: bool, memory: dgc.memory.Memory) -> Tensor:
+    """All that one worker's memory was given to deliver, float64 ``[n]``.
+
+    The sum of its gradients or, where it holds the momentum, of its velocities; the momentum is
+    set to zero where the worker's own messages went, if they were sparse and the memory masks.
+    """
+    gradients = [note.gradient.double() for note in notes]
+    if not memory.holds_momentum:
+        return sum(gradients)
+    u, total = torch.zeros_like(gradients[0]), torch.zeros_like(gradients[0])
+    for gradient, note in zip(gradients, notes, strict=True):
+        if nesterov:
+            u = momentum * (u + gradient)
+            total += u + gradient
+        else:
+            u = momentum * u + gradient
+            total += u
+        if memory.momentum_masking and not note.is_dense:
+            u[note.indices] = 0
+    return total
+
+
+def keep_count(numel: int, ratio: float) -> int:
+    """``k`` of a ratio, computed apart from the code under test."""
+    return max(1, min(numel, math.ceil(numel * ratio)))

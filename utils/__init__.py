@@ -1,0 +1,1 @@
+"""What training needs beside the algorithms: configuration, naming, logging, checkpoints."""

@@ -1,0 +1,144 @@
+"""From a resolved configuration to the things that train."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from dgc import DistributedOptimizer, Engine
+from dgc.handshake import broadcast_tensors
+from utils.config import Config
+from utils.data import TrainShare, evaluation_loader, train_loader
+from utils.launch import Refused
+from utils.learning_rate import LearningRate
+
+
+@dataclass
+class Parts:
+    """What one worker trains with.
+
+    loaders: 'train' and the splits to evaluate; share: the sampler of 'train'.
+    """
+
+    engine: Engine
+    device: torch.device
+    model: nn.Module
+    criterion: nn.Module
+    optimizer: DistributedOptimizer
+    rate: LearningRate
+    loaders: dict[str, DataLoader]
+    share: TrainShare
+
+    @property
+    def samples_per_step(self) -> int:
+        """Training samples that all workers together see in a step."""
+        return (self.loaders['train'].batch_size or 1) * self.engine.size
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that this worker needs to go on, between two epochs."""
+        return {
+            'model': self.model.state_dict(),
+            'optimizer': self.optimizer.state_dict(),
+            'rate': self.rate.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from ``state_dict()``."""
+        self.model.load_state_dict(state['model'])
+        self.optimizer.load_state_dict(state['optimizer'])
+        self.rate.load_state_dict(state['rate'])
+
+
+def choose_device(wanted: str | None, local_rank: int) -> torch.device:
+    """The device of this worker. Raises Refused where GPUs are asked for and there is none."""
+    if wanted == 'gpu' and not torch.cuda.is_available():
+        raise Refused('--devices gpu: torch sees no GPU here; use --devices cpu')
+    if wanted == 'cpu' or not torch.cuda.is_available():
+        return torch.device('cpu')
+    device = torch.device('cuda', local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the generators that models, augmentation and dropout draw from."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def threads(wanted: int | None, local_size: int) -> int:
+    """Threads of one worker: as wanted, or as the environment says, or an equal share of the
+    cores, since workers with more threads than cores between them mostly wait for each other."""
+    if wanted is not None:
+        return wanted
+    if 'OMP_NUM_THREADS' in os.environ:
+        return torch.get_num_threads()
+    return max(len(os.sched_getaffinity(0)) // local_size, 1)
+
+
+def build(configs: Config, engine: Engine, device: torch.device) -> Parts:
+    """Everything, alike on all ranks. Raises what the parts raise for settings they refuse."""
+    train = configs.train
+    seed_everything(configs.seed)
+    datasets = configs.dataset.build()
+    loaders, share = build_loaders(configs, datasets, engine, device)
+    model = configs.model.build().to(device)
+    broadcast_tensors(engine, model.buffers())
+    optimizer = DistributedOptimizer(
+        train.optimizer.build(
+            parameter_groups(model, train.optimize_bn_separately),
+            lr=train.optimizer.lr * train.num_batches_per_step * engine.size,
+        ),
+        model.named_parameters(),
+        train.compression.build(),
+        engine,
+        batches_per_step=train.num_batches_per_step,
+        steps_per_epoch=len(loaders['train']),
+        configuration=str(configs),
+    )
+    rate = LearningRate(
+        optimizer,
+        None if train.scheduler is None else train.scheduler.build(optimizer),
+        train.warmup_lr_epochs,
+        len(loaders['train']),
+        engine.size,
+        train.schedule_lr_per_epoch,
+    )
+    criterion = train.criterion.build().to(device)
+    return Parts(engine, device, model, criterion, optimizer, rate, loaders, share)
+
+
+def build_loaders(
+    configs: Config, datasets: dict[str, Dataset], engine: Engine, device: torch.device
+) -> tuple[dict[str, DataLoader], TrainShare]:
+    """The loaders by split, and the sampler of the training split."""
+    # On GPUs, processes of their own load what the GPU must not wait for.
+    processes = torch.get_num_threads() if device.type == 'cuda' else 0
+    batch = configs.train.batch_size
+    step = batch * configs.train.num_batches_per_step
+    train, share = train_loader(
+        datasets['train'], step, engine.rank, engine.size, configs.seed, processes
+    )
+    loaders = {'train': train}
+    for split, dataset in datasets.items():
+        if split != 'train':
+            loaders[split] = evaluation_loader(dataset, batch, engine.rank, engine.size, processes)
+    return loaders, share
+
+
+def parameter_groups(model: nn.Module, bn_separately: bool) -> list[dict[str, Any]]:
+    """One group, or two where BatchNorm's parameters are to be free of weight decay."""
+    if not bn_separately:
+        return [{'params': list(model.parameters())}]
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    separate = {p: None for norm in norms for p in norm.parameters()}  # a set, but in order
+    common = [p for p in model.parameters() if p not in separate]
+    return [{'params': common}, {'params': list(separate), 'weight_decay': 0.0}]

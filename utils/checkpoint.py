@@ -1,0 +1,156 @@
+"""Checkpoints: one file a rank and epoch, written whole or not at all.
+
+    checkpoints/e0004.r1of2.pth     everything that rank 1 of 2 needs after epoch 4
+    checkpoints/best.txt            the epoch whose metric was best
+
+Every rank writes what it keeps back of its gradients, and, so that machines need not share a file
+system, its own copy of the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dgc.handshake import gather_text
+from utils.build import Parts
+
+NAME = re.compile(r'e(\d+)\.r(\d+)of(\d+)\.pth')
+KEPT = 3  # epochs, besides the best
+
+
+class CheckpointError(RuntimeError):
+    """There is no checkpoint that all ranks can go on from."""
+
+
+def plain(value: Any) -> Any:
+    """``value`` in types that ``torch.load(weights_only=True)`` reads: no NumPy scalars."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(plain(item) for item in value)
+    return value
+
+
+class Checkpoints:
+    """The checkpoints of one run, as one rank sees them."""
+
+    def __init__(self, folder: Path, rank: int = 0, size: int = 1) -> None:
+        self.folder = folder
+        self.rank = rank
+        self.size = size
+
+    def save(self, epoch: int, state: dict[str, Any]) -> None:
+        """Write this rank's file of ``epoch``; a process killed on the way leaves none."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        target = self.folder / f'e{epoch:04d}.r{self.rank}of{self.size}.pth'
+        partial = target.with_suffix('.partial')
+        with partial.open('wb') as file:
+            torch.save(plain(state), file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(target)
+
+    def finish(self, epoch: int, best: bool) -> None:
+        """Once all ranks have saved ``epoch``: note whether it is the best, drop older ones."""
+        if best and self.rank == 0:
+            partial = self.folder / 'best.partial'
+            partial.write_text(f'{epoch}\n')
+            partial.replace(self.folder / 'best.txt')
+        keep = set(range(epoch - KEPT + 1, epoch + 1)) | {epoch if best else self.best()}
+        for path, saved_epoch, rank, size in self._files():
+            if (rank, size) == (self.rank, self.size) and saved_epoch not in keep:
+                path.unlink()
+
+    def best(self) -> int | None:
+        """The epoch whose metric was best, if one was noted."""
+        path = self.folder / 'best.txt'
+        return int(path.read_text()) if path.is_file() else None
+
+    def epochs(self) -> dict[int, int]:
+        """Epochs that this rank could go on from, and the number of workers that saved each.
+
+        Its own file is enough where the number of workers is the same; otherwise all are needed.
+        """
+        found: dict[tuple[int, int], set[int]] = {}
+        for _, epoch, rank, size in self._files():
+            found.setdefault((epoch, size), set()).add(rank)
+        usable = {}
+        for (epoch, size), ranks in sorted(found.items()):
+            if (size == self.size and self.rank in ranks) or len(ranks) == size:
+                usable[epoch] = size
+        return usable
+
+    def load(self, epoch: int, size: int) -> dict[str, Any]:
+        """What this rank goes on from: its own file, or its part of what ``size`` ranks saved."""
+        if size == self.size:
+            return self._read(epoch, self.rank, size)
+        state = self._read(epoch, 0, size)
+        ours = range(self.rank, size, self.size)
+        memories = [self._read(epoch, rank, size)['optimizer']['memory'] for rank in ours]
+        state['optimizer']['memory'] = merge(memories, scale=self.size / size)
+        return state
+
+    def _read(self, epoch: int, rank: int, size: int) -> dict[str, Any]:
+        path = self.folder / f'e{epoch:04d}.r{rank}of{size}.pth'
+        return torch.load(path, map_location='cpu', weights_only=True)
+
+    def _files(self) -> Iterable[tuple[Path, int, int, int]]:
+        for path in sorted(self.folder.glob('e*.pth')):
+            if match := NAME.fullmatch(path.name):
+                yield path, int(match[1]), int(match[2]), int(match[3])
+
+
+def restore(parts: Parts, run: Path, best: bool = False) -> tuple[int, float | None]:
+    """Load into ``parts`` the last epoch that all ranks can go on from, or the best one.
+
+    run: a run folder, or its folder of checkpoints. A collective.
+    Returns the epoch to train next and the best metric so far. Raises CheckpointError.
+    """
+    engine = parts.engine
+    folder = run if run.name == 'checkpoints' else run / 'checkpoints'
+    checkpoints = Checkpoints(folder, engine.rank, engine.size)
+    ours = checkpoints.epochs()
+    listed = json.dumps([[epoch, size] for epoch, size in ours.items()])
+    everybodys = [
+        {(epoch, size) for epoch, size in json.loads(text or '[]')}
+        for text in gather_text(engine, listed, parts.device, limit=65536)
+    ]
+    common = dict(set.intersection(*everybodys))
+    if not common:
+        raise CheckpointError(f'--resume {run}: no checkpoint there that all ranks can read')
+    epoch = max(common)
+    if best and checkpoints.best() in common:
+        epoch = checkpoints.best() or 0
+    state = checkpoints.load(epoch, common[epoch])
+    parts.load_state_dict(state)
+    return state['epoch'] + 1, state['best']
+
+
+Memories = dict[str, dict[str, Tensor]]
+
+
+def merge(memories: list[Memories], scale: float) -> Memories:
+    """The sum of what several ranks kept back, times ``scale``.
+
+    What is kept is divided by the number of workers when it is sent one day; scaling by new over
+    old workers keeps its share of the mean. No memories at all give an empty one: zeros.
+    """
+    merged: Memories = {}
+    for memory in memories:
+        for name, buffers in memory.items():
+            sums = merged.setdefault(name, {})
+            for buffer, tensor in buffers.items():
+                scaled = tensor * scale
+                sums[buffer] = sums[buffer] + scaled if buffer in sums else scaled
+    return merged

@@ -1,0 +1,294 @@
+"""The tree of settings: nodes, what may be set on them, and what is built from them."""
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+
+class ConfigError(Exception):
+    """Something in the configuration is wrong. Its text is one line, meant for the user."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(' '.join(message.split()))
+
+
+class UnknownSetting(ConfigError, AttributeError):
+    """A name that is not there. Also an AttributeError, so that `hasattr` and `getattr` work."""
+
+
+class _Required:
+    """The class of REQUIRED, the value of a setting that has none yet and must be given one."""
+
+    def __repr__(self) -> str:
+        return 'REQUIRED'
+
+    def __reduce__(self) -> str:
+        return 'REQUIRED'  # a copy, and what comes back from a pickle, is the one object
+
+
+REQUIRED = _Required()
+
+
+class derived:  # noqa: N801 (reads like `property`, and is one)
+    """A setting computed from others: `derived(lambda: configs.train.num_epochs - 5)`.
+
+    It is computed again whenever the tree is read, so that it follows later changes of what it
+    depends on, until somebody sets a value in its place.
+    """
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function = function
+
+
+# The derived settings being computed, outermost first. One chain a thread: a ContextVar does that.
+_computing: ContextVar[tuple[tuple['Config', str], ...]] = ContextVar('computing', default=())
+
+
+class Config:
+    """A node of the tree: named settings and, in a callable node, the function that takes them.
+
+    `Config(func, **settings)` takes only settings that `func` accepts; those not set read as the
+    defaults of `func`. `Config()` is a plain node, and takes any name until `load` locks it.
+
+    Read and write settings as attributes, or as items where a name is no identifier:
+    `configs.train.meters['acc/{}_top1']`. The methods' names (build, using, items, flat, check)
+    and those with a leading underscore are taken, and refused.
+
+    A node knows its place in the tree, so it has only one: attaching it a second time attaches a
+    copy. Lists, tuples and dicts are copied when they are set, so that no two trees share one.
+    """
+
+    __slots__ = ('_func', '_name', '_open', '_parameters', '_parent', '_settings')
+
+    def __init__(self, func: Callable[..., Any] | None = None, /, **settings: Any) -> None:
+        if func is not None and not callable(func):
+            raise ConfigError(f'Config({func!r}): the first argument must be callable')
+        self._func = func
+        self._parameters, self._open = _accepted_by(func)
+        self._parent: Config | None = None
+        self._name: str = getattr(func, '__name__', 'Config')
+        self._settings: dict[str, Any] = {}
+        for name, value in settings.items():
+            self[name] = value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name.startswith('_') or name in dir(Config):
+            raise ConfigError(f'{self._path(name)} cannot be a setting: Config uses that name')
+        if '.' in name or '=' in name:
+            raise ConfigError(f"{self._path(name)} cannot be a setting: its name holds '.' or '='")
+        if not self._accepts(name):
+            raise self._unknown(name)
+        self._settings[name] = _map(partial(self._attached, name), value)
+
+    def __getitem__(self, name: str) -> Any:
+        parameter = self._parameters.get(name)
+        if name in self._settings:
+            value = self._settings[name]
+        elif parameter is not None and parameter.default is not parameter.empty:
+            value = parameter.default
+        else:
+            raise self._unknown(name)
+        if value is REQUIRED:
+            raise _must_be_set(self._path(name))
+        return self._computed(name, value.function) if isinstance(value, derived) else value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in Config.__slots__:
+            object.__setattr__(self, name, value)
+        else:
+            self[name] = value
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith('_'):  # no setting: somebody looks for a protocol, such as __array__
+            raise AttributeError(name)
+        return self[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._settings
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._settings)
+
+    def items(self, raw: bool = False) -> Iterator[tuple[str, Any]]:
+        """Names and values of what is set; `raw` leaves `derived` and `REQUIRED` as they are."""
+        for name, value in tuple(self._settings.items()):
+            yield name, value if raw else self[name]
+
+    def using(self, func: Callable[..., Any], /) -> 'Config':
+        """A new node that calls `func` instead, with those settings of this one it accepts.
+
+        Settings that `func` does not know are dropped: an optimizer's `nesterov` is of no use to
+        one that has no such thing.
+        """
+        node = Config(func)
+        for name, value in self.items(raw=True):
+            if node._accepts(name):
+                node[name] = value
+        return node
+
+    def build(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the node's function with the node's settings, and return what it returns.
+
+        Nodes among the settings, also inside lists, tuples and dicts, are built first. A plain
+        node builds a dict. Further arguments pass through, and a keyword here has precedence over
+        the setting of that name. The tree stays as it is: building twice gives two equal things.
+        """
+        settings = {name: self[name] for name in self if name not in kwargs}
+        return (self._func or dict)(*args, **_map(_built, settings), **kwargs)
+
+    def check(self) -> None:
+        """Raise a ConfigError that names every REQUIRED setting left unset at or below this node,
+        or a derived setting that cannot be computed."""
+        settings = [(node, name) for node in self._nodes() for name in node]
+        unset = [node._path(name) for node, name in settings if node._settings[name] is REQUIRED]
+        if unset:
+            raise _must_be_set(*unset)
+        for node, name in settings:
+            node[name]  # reads, and so computes, it
+
+    def flat(self) -> dict[str, object]:
+        """The resolved settings by dotted name: {'configs.train.num_epochs': 200, …}.
+
+        Derived settings have their value; functions and classes are shown by name; a callable
+        node is shown as the name of its function, followed by its settings.
+        """
+        return dict(_flatten(self._path(), self))
+
+    def __str__(self) -> str:
+        return '\n'.join(f'{name} = {value!r}' for name, value in self.flat().items())
+
+    def __repr__(self) -> str:
+        return f'<Config {self._path()}>'
+
+    def __copy__(self) -> 'Config':
+        return Config(self._func, **self._settings)
+
+    def __deepcopy__(self, memo: object) -> 'Config':
+        return self.__copy__()
+
+    def _path(self, *names: str) -> str:
+        """Dotted name of this node, or of a setting of it: 'configs.train.num_epochs'."""
+        above = self._parent._path(self._name) if self._parent else self._name
+        return '.'.join((above, *names))
+
+    def _accepts(self, name: str) -> bool:
+        return self._open or name in self._settings or name in self._parameters
+
+    def _attached(self, name: str, value: Any) -> Any:
+        """`value`, and if it is a node then with this one as its parent."""
+        if isinstance(value, Config):
+            value = value if value._parent is None else value.__copy__()
+            value._parent, value._name = self, name
+        return value
+
+    def _unknown(self, name: str) -> UnknownSetting:
+        if name in self._parameters:
+            return UnknownSetting(f'{self._path(name)} is not set, and has no default')
+        known = {other: self._path(other) for other in (*self._settings, *self._parameters)}
+        owner = f' of {_name_of(self._func)}' if self._func else ''
+        return UnknownSetting(f'{self._path(name)} is not a setting{owner}{hint(name, known)}')
+
+    def _computed(self, name: str, function: Callable[[], Any]) -> Any:
+        """The value of a derived setting."""
+        chain, link = _computing.get(), (self, name)
+        if link in chain:
+            cycle = [node._path(name) for node, name in (*chain[chain.index(link) :], link)]
+            raise ConfigError(f'{cycle[0]} is derived from itself: {" -> ".join(cycle)}')
+        token = _computing.set((*chain, link))
+        try:
+            return function()
+        except ConfigError:
+            raise
+        except Exception as error:
+            message = f'{self._path(name)} cannot be computed: {type(error).__name__}: {error}'
+            raise ConfigError(message) from error
+        finally:
+            _computing.reset(token)
+
+    def _nodes(self) -> Iterator['Config']:
+        """This node and all below it, parents first."""
+        yield self
+        leaves: list[Any] = []
+        _map(leaves.append, dict(self._settings))
+        for leaf in leaves:
+            if isinstance(leaf, Config):
+                yield from leaf._nodes()
+
+    def _lock(self, locked: bool) -> None:
+        """Refuse (or allow) new names in every plain node that the tree has now."""
+        for node in self._nodes():
+            if node._func is None:
+                node._open = not locked
+
+
+def _accepted_by(func: Callable[..., Any] | None) -> tuple[dict[str, inspect.Parameter], bool]:
+    """The parameters of `func` that have a name, and whether it accepts any other name too."""
+    if func is None:
+        return {}, True
+    try:
+        parameters = inspect.signature(func).parameters.values()
+    except (TypeError, ValueError):  # some functions written in C do not tell
+        return {}, True
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    extra = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    return {p.name: p for p in parameters if p.kind in named}, extra
+
+
+def _map(function: Callable[[Any], Any], value: Any) -> Any:
+    """`function` applied to every leaf of nested lists, tuples and dicts, which come out new."""
+    if type(value) is dict:
+        return {key: _map(function, item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)([_map(function, item) for item in value])
+    return function(value)
+
+
+def _built(value: Any) -> Any:
+    return value.build() if isinstance(value, Config) else value
+
+
+class _Name(str):
+    """A name that prints without quotation marks, to tell a function from a string."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _name_of(func: Any) -> _Name:
+    named = func if hasattr(func, '__qualname__') else type(func)
+    return _Name(f'{named.__module__}.{named.__qualname__}')
+
+
+def _shown(value: Any) -> Any:
+    """`value` as `flat` shows it, where that must not depend on the process (no addresses)."""
+    if isinstance(value, Config):  # inside a list, tuple or dict
+        settings = (f'{name}={_map(_shown, item)!r}' for name, item in value.items())
+        return _Name(f'{_name_of(value._func or Config)}({", ".join(settings)})')
+    return _name_of(value) if callable(value) and hasattr(value, '__qualname__') else value
+
+
+def _flatten(path: str, value: Any) -> Iterator[tuple[str, object]]:
+    if not isinstance(value, Config):
+        yield path, _map(_shown, value)
+        return
+    if value._func is not None:
+        yield path, _name_of(value._func)
+    for name, setting in value.items():
+        yield from _flatten(f'{path}.{name}', setting)
+
+
+def _must_be_set(*paths: str) -> ConfigError:
+    return ConfigError(f'{", ".join(paths)} must be set (in a config file, or --{paths[0]} VALUE)')
+
+
+def hint(word: str, known: Mapping[str, str]) -> str:
+    """Asks for the known name nearest to `word`, as the map shows it; '' where none is near."""
+    near = difflib.get_close_matches(word, known, n=1)
+    return f'; did you mean {known[near[0]]}?' if near else ''
+
+
+configs = Config()
+configs._name = 'configs'

@@ -1,0 +1,130 @@
+"""The command line, and errors that are printed once however many ranks there are."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the command line is read before anything heavy is imported
+    import torch
+
+    from dgc import Engine
+
+BAD_INPUT = 2  # exit code
+STOPPED = 3  # exit code: training cannot go on
+
+EXAMPLES = """\
+examples:
+  train alone, on the digits that scikit-learn ships, everything dense:
+    python train.py --configs configs/digits/cnn.py
+  two workers, Deep Gradient Compression at 0.1 %%, after a warm-up of five epochs:
+    horovodrun -np 2 python train.py --configs configs/digits/cnn.py configs/dgc/wm5.py
+  the same under another launcher, with half-precision values and another number of epochs:
+    torchrun --nproc-per-node 2 train.py --configs configs/digits/cnn.py configs/dgc/wm5.py \\
+        configs/dgc/fp16.py --configs.train.num_epochs 30 --suffix .e30
+  how 16 workers would have converged, in one process:
+    python train.py --configs configs/digits/cnn.py configs/dgc/wm5.py \\
+        --configs.engine.name simulated --configs.engine.size 16
+"""
+
+
+class Refused(Exception):
+    """Input that cannot be used, refused by all ranks at once.
+
+    rank: the rank that tells the person so.
+    """
+
+    def __init__(self, message: str, rank: int = 0) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The arguments of train.py, and the overrides of settings among them."""
+    parser = argparse.ArgumentParser(
+        prog='train.py',
+        description='Train a network on many workers that send as little as they can.',
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        '--configs',
+        nargs='+',
+        required=True,
+        metavar='FILE',
+        help='config files, executed in this order, each after the __init__.py above it',
+    )
+    parser.add_argument(
+        '--configs.NAME',
+        metavar='VALUE',
+        help='override one setting, such as --configs.train.optimizer.lr 0.05',
+    )
+    parser.add_argument(
+        '--devices',
+        choices=['cpu', 'gpu'],
+        help='where to compute; by default on GPUs where there are any',
+    )
+    parser.add_argument(
+        '--evaluate', action='store_true', help='only evaluate the best checkpoint of this run'
+    )
+    parser.add_argument(
+        '--resume',
+        nargs='?',
+        const='',
+        metavar='RUN',
+        help='go on from the last checkpoint of a run folder; of this run itself without RUN',
+    )
+    parser.add_argument('--suffix', default='', help='appended to the name of the run folder')
+    parser.add_argument('--runs', default='runs', help='where run folders are made (runs)')
+    return parser.parse_known_args(argv)
+
+
+class Once(logging.Filter):
+    """Lets each message through the first time that it comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to print ``record``."""
+        message = record.getMessage()
+        new = message not in self._said
+        self._said.add(message)
+        return new
+
+
+def quiet_others(rank: int) -> None:
+    """Let warnings through once, on rank 0: they are alike on all ranks, or should be errors."""
+    logging.basicConfig(format='%(message)s', level=logging.INFO if rank == 0 else logging.ERROR)
+    logging.root.handlers[0].addFilter(Once())
+    logging.captureWarnings(True)
+
+
+@contextmanager
+def agreed(engine: Engine, device: torch.device) -> Iterator[None]:
+    """Do something on every rank, or on none: where one rank refuses its input, all do.
+
+    A collective. Raises Refused on every rank, with the message of the lowest rank that has one.
+    """
+    from datasets import DatasetError
+    from dgc.handshake import gather_text
+    from utils.checkpoint import CheckpointError
+    from utils.config import ConfigError
+
+    trouble = ''
+    try:
+        yield
+    except (ConfigError, DatasetError, CheckpointError, ValueError, TypeError) as error:
+        trouble = str(error).strip() or type(error).__name__
+    troubles = gather_text(engine, trouble, device, limit=1024)
+    if not any(troubles):
+        return
+    first = next(rank for rank, text in enumerate(troubles) if text)
+    everywhere = all(text == troubles[first] for text in troubles)
+    where = '' if everywhere else f'rank {first}: '
+    raise Refused(where + troubles[first], rank=first)

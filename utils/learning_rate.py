@@ -1,0 +1,67 @@
+"""The learning rate over time: a warm-up to the scaled rate, then a scheduler of torch's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+
+def warmup_factor(epoch: float, warmup_epochs: float, workers: int) -> float:
+    """Share of the scaled rate at a fractional ``epoch``: from ``1 / workers`` linearly to 1.
+
+    The rate grows with the number of workers, and starting at the grown rate costs accuracy
+    (Goyal et al., arXiv 1706.02677, section 2.2).
+    """
+    if epoch >= warmup_epochs:
+        return 1.0
+    return (epoch * (workers - 1) / warmup_epochs + 1) / workers
+
+
+class LearningRate:
+    """Sets the rate of each step of ``optimizer``.
+
+    scheduler: steps once an epoch, or once a step, from the end of the warm-up on; None to hold.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        scheduler: LRScheduler | None,
+        warmup_epochs: int,
+        steps_per_epoch: int,
+        workers: int,
+        per_epoch: bool = True,
+    ) -> None:
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.warmup_steps = warmup_epochs * steps_per_epoch
+        self.workers = workers
+        self.period = steps_per_epoch if per_epoch else 1
+        self.full = [group['lr'] for group in optimizer.param_groups]
+
+    def before_step(self, step: int) -> None:
+        """Set the rate of optimizer step ``step``, counted from 0."""
+        if step <= self.warmup_steps:
+            factor = warmup_factor(step, self.warmup_steps, self.workers)
+            for group, full in zip(self.optimizer.param_groups, self.full, strict=True):
+                group['lr'] = full * factor
+        elif self.scheduler is not None and (step - self.warmup_steps) % self.period == 0:
+            self.scheduler.step()
+
+    @property
+    def current(self) -> float:
+        """The rate of the first parameter group."""
+        return float(self.optimizer.param_groups[0]['lr'])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scheduler's state and the rates that the warm-up leads to."""
+        scheduler = self.scheduler.state_dict() if self.scheduler is not None else {}
+        return {'full': self.full, 'scheduler': scheduler}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from ``state_dict()``."""
+        self.full = list(state['full'])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state['scheduler'])

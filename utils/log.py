@@ -1,0 +1,142 @@
+"""What a run leaves to be read: curves, one line of numbers an epoch, and where it ran."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import platform
+import socket
+import subprocess
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+from tensorboardX import SummaryWriter
+
+from dgc.compressors import keep
+from dgc.engines import detect
+from dgc.handshake import gather_text
+from utils.build import Parts
+from utils.config import Config
+
+
+class RunLog:
+    """What one run leaves to be read. Only rank 0 writes; on the others every call does nothing.
+
+    resumed_at: the first epoch that is trained now; what the files hold of later ones is replaced.
+    """
+
+    def __init__(self, folder: Path, parts: Parts, resumed_at: int | None = None) -> None:
+        self._writes = parts.engine.rank == 0
+        self._samples_per_step = parts.samples_per_step
+        self._samples_per_epoch = parts.samples_per_step * len(parts.loaders['train'])
+        if not self._writes:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        self._metrics = folder / 'metrics.jsonl'
+        if resumed_at is not None and self._metrics.is_file():
+            lines = self._metrics.read_text().splitlines(keepends=True)
+            kept = [line for line in lines if json.loads(line)['epoch'] < resumed_at]
+            self._metrics.write_text(''.join(kept))
+        purge = None if resumed_at is None else resumed_at * self._samples_per_epoch + 1
+        self._writer = SummaryWriter(str(folder), purge_step=purge)
+
+    def step(self, name: str, value: float, step: int) -> None:
+        """A point of a TensorBoard curve after step ``step``, over the samples that all workers
+        have seen."""
+        if self._writes:
+            self._writer.add_scalar(name, value, (step + 1) * self._samples_per_step)
+
+    def epoch(self, epoch: int, numbers: Mapping[str, float]) -> None:
+        """A line of metrics.jsonl, and a point of each curve."""
+        if not self._writes:
+            return
+        samples = (epoch + 1) * self._samples_per_epoch
+        for name, value in numbers.items():
+            if name != 'loss/train':  # which has a point for each step
+                self._writer.add_scalar(name, value, samples)
+        self._writer.flush()
+        with self._metrics.open('a') as file:
+            file.write(json.dumps({'epoch': epoch, 'samples': samples, **numbers}) + '\n')
+        shown = {k: v for k, v in numbers.items() if k.startswith(('loss/', 'acc/'))}
+        print(f'epoch {epoch}: ' + ', '.join(f'{k} {v:.4g}' for k, v in shown.items()), flush=True)
+
+    def close(self) -> None:
+        """Write what is still buffered."""
+        if self._writes:
+            self._writer.close()
+
+
+def start_log(folder: Path, parts: Parts, configs: Config, resumed_at: int | None) -> RunLog:
+    """The log of a run, and its first files: config.txt and environment.txt. A collective.
+
+    A new run does not mix with an older one of the same name, which is moved aside.
+    """
+    engine = parts.engine
+    hosts = gather_text(engine, socket.gethostname(), parts.device, limit=256)
+    if engine.rank == 0:
+        if resumed_at is None:
+            move_aside(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / 'config.txt').write_text(f'{configs}\n')
+        (folder / 'environment.txt').write_text(environment(engine.name, hosts))
+        print(f'{folder}\n{cost(parts)}', flush=True)
+    engine.barrier()
+    return RunLog(folder, parts, resumed_at)
+
+
+def move_aside(folder: Path) -> None:
+    """Rename a folder that is there already to the first free of ``folder~1``, ``folder~2``, …"""
+    if folder.exists():
+        free = next(n for n in itertools.count(1) if not Path(f'{folder}~{n}').exists())
+        folder.rename(f'{folder}~{free}')
+
+
+def cost(parts: Parts) -> str:
+    """What a run costs each worker, in one line."""
+    reducer, codec = parts.optimizer.reducer, parts.optimizer.reducer.composition.codec
+    numel = sum(bucket.numel for bucket in reducer.buckets)
+    kept = sum(4 * bucket.numel * len(bucket.buffers) for bucket in reducer.buckets)
+    sparse = [bucket for bucket in reducer.buckets if bucket.schedule is not None]
+    message = sum(
+        codec.capacity(b.numel, keep(b.numel, b.schedule.ratio)) for b in sparse if b.schedule
+    )
+    dense = sum(4 * b.numel for b in reducer.buckets if b.schedule is None)
+    return (
+        f'{numel:,} parameters in {len(reducer.buckets)} buckets; {kept / 1e6:,.1f} MB kept for '
+        f'compression; a step sends messages of {message:,} bytes sparse and {dense:,} dense'
+    )
+
+
+def environment(engine: str, hosts: list[str]) -> str:
+    """Versions, launcher, engine, hosts and git commit: what a later reader will ask for."""
+    lines = {
+        'python': platform.python_version(),
+        'torch': torch.__version__,
+        'horovod': _horovod_version(),
+        'platform': platform.platform(),
+        'launcher': detect().name,
+        'engine': engine,
+        'workers': str(len(hosts)),
+        'hosts': ' '.join(sorted(set(hosts))),
+        'git commit': _git_commit(),
+    }
+    return ''.join(f'{name}: {value}\n' for name, value in lines.items())
+
+
+def _horovod_version() -> str:
+    try:
+        return version('horovod')
+    except PackageNotFoundError:
+        return 'not installed'
+
+
+def _git_commit() -> str:
+    command = ['git', 'describe', '--always', '--dirty', '--abbrev=12']
+    try:
+        root = Path(__file__).parent
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root)
+    except FileNotFoundError:
+        return 'unknown'
+    return done.stdout.strip() or 'unknown'

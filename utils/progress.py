@@ -1,0 +1,133 @@
+"""What a run shows while it goes on and when it ends."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from dgc import DistributedOptimizer, Engine
+from utils.build import Parts
+from utils.config import Config
+from utils.log import RunLog
+
+STEPS_BETWEEN_LOSSES = 50
+
+
+def say(engine: Engine, text: str) -> None:
+    """Print on rank 0."""
+    if engine.rank == 0:
+        print(text, flush=True)
+
+
+def progress_bar(engine: Engine, loader: DataLoader, title: str) -> Iterable[Any]:
+    """The batches of ``loader``, with a bar on rank 0: live on a terminal, else now and then."""
+    seconds = 0.1 if sys.stderr.isatty() else 20.0
+    hidden = engine.rank > 0
+    return tqdm(loader, title, ncols=80, leave=False, mininterval=seconds, disable=hidden)
+
+
+class LossCurve:
+    """The training loss of every step, averaged over the workers.
+
+    The steps' losses are averaged together every 50 steps, so that a curve does not cost a
+    collective a step.
+    """
+
+    def __init__(self, parts: Parts, log: RunLog, first_step: int) -> None:
+        self._engine = parts.engine
+        self._log = log
+        self._step = first_step
+        self._waiting: list[Tensor] = []
+        self._all: list[float] = []
+
+    def add(self, loss: Tensor) -> None:
+        """The loss of the next step, a scalar on this worker."""
+        self._waiting.append(loss)
+        if len(self._waiting) == STEPS_BETWEEN_LOSSES:
+            self._write()
+
+    def mean(self) -> float:
+        """Over all steps and workers."""
+        if self._waiting:
+            self._write()
+        return sum(self._all) / max(len(self._all), 1)
+
+    def _write(self) -> None:
+        sums = self._engine.all_reduce(torch.stack(self._waiting))
+        for loss in (sums / self._engine.size).tolist():
+            self._log.step('loss/train', loss, self._step)
+            self._all.append(loss)
+            self._step += 1
+        self._waiting = []
+
+
+class PhaseTimer:
+    """Where the time and the bytes of an epoch go, on this worker.
+
+    compute: forward, backward, data and optimizer; wait: standing still for the gradients;
+    compress, communicate: on the gradient's path, most of it beside the backward pass.
+    """
+
+    def __init__(self, optimizer: DistributedOptimizer) -> None:
+        self._progress = optimizer.reducer.progress
+        self._before = asdict(self._progress)
+        self._start = time.perf_counter()
+
+    def measured(self) -> dict[str, float]:
+        """Numbers since this was made: seconds, bytes, and the share of elements sent."""
+        seconds = time.perf_counter() - self._start
+        now = asdict(self._progress)
+        since = {name: now[name] - self._before[name] for name in now}
+        return {
+            'seconds/train': seconds,
+            'seconds/compute': seconds - since['wait'],
+            'seconds/compress': since['compress'],
+            'seconds/communicate': since['communicate'],
+            'seconds/wait': since['wait'],
+            'bytes/sent': since['sent'],
+            'bytes/received': since['received'],
+            'bytes/dense': since['dense_sent'],
+            'ratio': since['kept'] / max(since['numel'], 1),
+        }
+
+
+def closing_table(folder: Path, configs: Config, engine: Engine) -> None:
+    """What the run came to, on rank 0."""
+    lines = (folder / 'metrics.jsonl').read_text().splitlines() if engine.rank == 0 else []
+    epochs = [json.loads(line) for line in lines]
+    if not epochs:
+        return
+    metric = configs.train.metric
+    total = {name: sum(e[name] for e in epochs) for name in epochs[0] if '/' in name}
+    rows = {
+        metric: f'{epochs[-1][metric]:.2f} at the end, {max(e[metric] for e in epochs):.2f} best',
+        'bytes sent': bytes_row(total),
+        'ratio sent': f'{epochs[-1]["ratio"]:.4%} of the elements in the last epoch',
+        **{
+            f'seconds, {phase}': f'{total[f"seconds/{phase}"]:.1f}'
+            for phase in ('train', 'compute', 'compress', 'communicate', 'wait')
+        },
+        'curves': f'tensorboard --logdir {folder.parent}  (pip install tensorboard)',
+    }
+    width = max(map(len, rows))
+    print('\n' + '\n'.join(f'{name:<{width}}  {value}' for name, value in rows.items()), flush=True)
+
+
+def bytes_row(total: dict[str, float]) -> str:
+    """Bytes that one worker sent, beside those of dense all-reduces."""
+    sent, dense = total['bytes/sent'], total['bytes/dense']
+    if not dense:
+        return 'none: there is one worker'
+    return (
+        f'{sent / 1e6:,.2f} MB a worker, {dense / 1e6:,.2f} MB if dense: {dense / sent:,.1f} times'
+    )
