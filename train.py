@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from dgc import Engine, EngineError, NonFiniteGradientError, average_tensors, engines
+from dgc.handshake import check_agreement
 from utils.build import Parts, build, choose_device, seed_everything, threads
 from utils.checkpoint import Checkpoints, restore
 from utils.config import Config, ConfigError, load
@@ -69,6 +70,7 @@ def work(engine: Engine, arguments: Namespace, configs: Config, device: torch.de
         improved = best is None or metric > best
         best = metric if improved else best
         log.epoch(epoch, numbers)
+        check_agreement(engine, parts.model.parameters())
         checkpoints.save(epoch, {**parts.state_dict(), 'epoch': epoch, 'best': best})
         engine.barrier()
         checkpoints.finish(epoch, improved)

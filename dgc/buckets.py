@@ -92,7 +92,9 @@ class Bucket:
         view = self.gradient[member.offset :][: member.parameter.numel()].view(
             member.parameter.shape
         )
-        if grad is not None and grad.data_ptr() != view.data_ptr():
+        if grad is None:
+            view.zero_()
+        elif grad.data_ptr() != view.data_ptr():
             view.copy_(grad.to_dense() if grad.is_sparse else grad)
         member.parameter.grad = view
 

@@ -50,6 +50,23 @@ def gather_text(engine: Engine, text: str, device: torch.device | str, limit: in
     return [row.tobytes().rstrip(b'\0').decode(errors='ignore') for row in rows]
 
 
+def check_agreement(engine: Engine, tensors: Iterable[Tensor]) -> None:
+    """Raise HandshakeError on every rank where ``tensors`` are not bit-identical on all ranks.
+
+    Every exchange promises that they are. A library that breaks it (collectives on the wrong
+    stream, two threads in one group) does so silently, and training goes on with different models.
+    """
+    digest, device = hashlib.sha256(), torch.device('cpu')
+    for tensor in tensors:
+        digest.update(as_bytes(tensor).cpu().numpy().tobytes())
+        device = tensor.device
+    ours = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8).to(device)
+    table = engine.all_gather(ours)
+    for rank in range(1, engine.size):
+        if not torch.equal(table[rank], table[0]):
+            raise HandshakeError(f'rank {rank} and rank 0 hold different parameters')
+
+
 def broadcast_tensors(engine: Engine, tensors: Iterable[Tensor], root: int = 0) -> None:
     """Overwrite ``tensors``, of any type and shape, with those of ``root``.
 

@@ -80,6 +80,7 @@ class DistributedOptimizer(Optimizer):
         self._missing: list[int] = []
         self._synchronized: bool | None = None
         self._register_hooks()
+        self._begin_step()
         self.zero_grad()
 
     def _share(self) -> None:
@@ -96,7 +97,7 @@ class DistributedOptimizer(Optimizer):
         """One gradient of one backward pass has been added to its bucket."""
         if self._synchronized is not None:
             raise RuntimeError(
-                f'gradient of {member.name} after synchronize(): call step() and zero_grad() first'
+                f'gradient of {member.name} between synchronize() and step(): call step() first'
             )
         self.reducer.buckets[index].collect(member)
         self._passes[member.parameter] += 1
@@ -111,15 +112,19 @@ class DistributedOptimizer(Optimizer):
                 self.reducer.ready(index)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Begin a step. The gradients stay views into their buckets, so they become zero either
-        way; ``set_to_none`` is accepted because loops pass it."""
+        """Zero the gradients. They stay views into their buckets, so none becomes None;
+        ``set_to_none`` is accepted because loops pass it."""
+        if self._synchronized is None and any(self._passes.values()):
+            raise RuntimeError('zero_grad() between backward() and step() would lose gradients')
+        for bucket in self.reducer.buckets:
+            bucket.zero()
+
+    def _begin_step(self) -> None:
         buckets = self.reducer.buckets
         self.reducer.set_ratios(self.steps, self.steps_per_epoch)
         self._passes = {member.parameter: 0 for bucket in buckets for member in bucket.members}
         self._missing = [len(bucket.members) for bucket in buckets]
         self._synchronized = None
-        for bucket in buckets:
-            bucket.zero()
 
     def synchronize(self) -> bool:
         """Wait until every ``.grad`` holds the mean over the workers; ``step()`` will not do it
@@ -141,6 +146,7 @@ class DistributedOptimizer(Optimizer):
         if self.synchronize():
             self.optimizer.step()
         self.steps += 1
+        self._begin_step()
         return loss
 
     def state_dict(self) -> dict[str, Any]:
@@ -156,7 +162,11 @@ class DistributedOptimizer(Optimizer):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from ``state_dict()``, however the parameters were grouped then."""
+        """Go on from ``state_dict()``, however the parameters were grouped then.
+
+        Raises ValueError where something that was kept back has no place here and would be lost.
+        """
+        self._check_places(state_dict['memory'])
         self.optimizer.load_state_dict(state_dict['optimizer'])
         self._share()
         groups = {p: group for group in self.param_groups for p in group['params']}
@@ -165,7 +175,17 @@ class DistributedOptimizer(Optimizer):
             bucket.load_state_dict(state_dict['memory'])
         self.reducer.composition.compressor.load_state_dict(state_dict['compressor'])
         self.steps = int(state_dict['steps'])
+        self._begin_step()
         self.zero_grad()
+
+    def _check_places(self, memory: dict[str, dict[str, Tensor]]) -> None:
+        places = {m.name: bucket.buffers for bucket in self.reducer.buckets for m in bucket.members}
+        for name, buffers in memory.items():
+            for buffer in buffers.keys() - places.get(name, {}).keys():
+                raise ValueError(
+                    f'the {buffer} that was kept back for {name} would be lost: resume with the '
+                    'model and the memory that the state was saved with'
+                )
 
 
 def check_names(optimizer: Optimizer, named: list[tuple[str, Parameter]]) -> None:

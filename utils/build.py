@@ -89,6 +89,7 @@ def build(configs: Config, engine: Engine, device: torch.device) -> Parts:
     train = configs.train
     seed_everything(configs.seed)
     datasets = configs.dataset.build()
+    check_metric(configs, datasets)
     loaders, share = build_loaders(configs, datasets, engine, device)
     model = configs.model.build().to(device)
     broadcast_tensors(engine, model.buffers())
@@ -114,6 +115,15 @@ def build(configs: Config, engine: Engine, device: torch.device) -> Parts:
     )
     criterion = train.criterion.build().to(device)
     return Parts(engine, device, model, criterion, optimizer, rate, loaders, share)
+
+
+def check_metric(configs: Config, datasets: dict[str, Dataset]) -> None:
+    """Raise ValueError where configs.train.metric is not one that evaluation will give."""
+    names = [name.format(split) for name in configs.train.meters for split in datasets]
+    if configs.train.metric not in names:
+        raise ValueError(
+            f'configs.train.metric = {configs.train.metric!r} is no meter; there are {names}'
+        )
 
 
 def build_loaders(

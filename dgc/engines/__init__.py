@@ -38,9 +38,9 @@ __all__ = [
 
 
 def choose(launcher: Launcher) -> str:
-    """The engine that fits a launcher: torch under torchrun, local alone, else horovod where it
-    is installed."""
-    if launcher.name == 'none':
+    """The engine that fits a launcher: local for one process, torch under torchrun, else horovod
+    where it is installed."""
+    if launcher.size == 1:
         return 'local'
     if launcher.name == 'torchrun':
         return 'torch'
@@ -81,10 +81,16 @@ def run(
 ) -> T:
     """Run ``worker(engine)`` as this process's worker; returns its result.
 
-    With 'simulated', all ``size`` workers run in this process, and the result is rank 0's.
+    With 'simulated', all ``size`` workers run in this process, and the result is rank 0's. Of the
+    other engines, the launcher says how many workers there are.
     """
     if name == 'simulated':
         return simulate(size, worker)[0]
+    if size != 1:
+        raise EngineError(
+            f'a size of {size} is for the engine simulated; for {name or "any other"}, '
+            'tell the launcher how many workers to start'
+        )
     engine = create(name, device)
     result = worker(engine)
     engine.close()

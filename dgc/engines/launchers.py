@@ -21,7 +21,7 @@ class Launcher:
     local_size: int
 
 
-VARIABLES = {  # the first launcher whose rank is set, and whose size counts more than one process
+VARIABLES = {  # rank, size, local rank, local size; the first launcher that has set them counts
     'horovodrun': (
         'HOROVOD_RANK',
         'HOROVOD_SIZE',
@@ -35,7 +35,12 @@ VARIABLES = {  # the first launcher whose rank is set, and whose size counts mor
         'OMPI_COMM_WORLD_LOCAL_RANK',
         'OMPI_COMM_WORLD_LOCAL_SIZE',
     ),
-    'slurm': ('SLURM_PROCID', 'SLURM_STEP_NUM_TASKS', 'SLURM_LOCALID', 'SLURM_NTASKS_PER_NODE'),
+    'slurm': (
+        'SLURM_PROCID',
+        'SLURM_STEP_NUM_TASKS',
+        'SLURM_LOCALID',
+        'SLURM_STEP_TASKS_PER_NODE',  # of the first node, such as 4(x2)
+    ),
 }
 
 
@@ -49,7 +54,7 @@ def detect() -> Launcher:
                 int(os.environ[rank]),
                 workers,
                 int(os.environ.get(local_rank, 0)),
-                int(os.environ.get(local_size, workers)),
+                int(os.environ.get(local_size, str(workers)).split('(')[0].split(',')[0]),
             )
     return Launcher('none', 0, 1, 0, 1)
 

@@ -39,7 +39,8 @@ class TorchEngine(Engine):
             except (ValueError, RuntimeError) as error:
                 first_line = str(error).strip().splitlines()[0]
                 raise EngineError(
-                    f'engine torch cannot start ({first_line}): start the program with torchrun'
+                    f'engine torch cannot start ({first_line}): start the program with torchrun, '
+                    'or set MASTER_ADDR to the first machine'
                 ) from error
         group = dist.new_group(backend=backend, timeout=limit)
         if not isinstance(group, dist.ProcessGroup):

@@ -86,7 +86,9 @@ def values(named: Named) -> list[Tensor]:
 
 def set_gradients(named: Named, gradients: Mapping[str, Tensor]) -> None:
     """A backward pass whose gradients are exactly ``gradients``; the others take no part."""
-    sum((parameter * gradients[name]).sum() for name, parameter in named if name in gradients).backward()
+    sum(
+        (parameter * gradients[name]).sum() for name, parameter in named if name in gradients
+    ).backward()
 
 
 def bucket_of(
@@ -151,7 +153,9 @@ def twin(bucket: Bucket) -> Bucket:
     return other
 
 
-def owed(notes: list[Selection], momentum: float, nesterov: bool, memory: dgc.memory.Memory) -> Tensor:
+def owed(
+    notes: list[Selection], momentum: float, nesterov: bool, memory: dgc.memory.Memory
+) -> Tensor:
     """All that one worker's memory was given to deliver, float64 ``[n]``.
 
     The sum of its gradients or, where it holds the momentum, of its velocities; the momentum is

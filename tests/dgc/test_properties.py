@@ -9,12 +9,11 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
-from dgc_helpers import Selection, owed, parameters, train, values, watch, wrap
-from dgc_helpers import loss as pull
+from dgc_helpers import Selection, kept_by, loss, owed, parameters, train, values, watch, wrap
 from torch import Tensor
 
 import dgc
@@ -23,6 +22,9 @@ from dgc.clipping import ClipByGlobalNorm, ClipByModelNorm, ClipByNorm, ClipByVa
 from dgc.codec import PlainCodec
 from dgc.compressors import SampledTopK, TopK
 from dgc.memory import MomentumCorrection, Residual
+from dgc.reducer import Progress
+from dgc.rules import LayerRules
+from dgc.schedule import RatioSchedule
 
 sparse = partial(dgc.deep_gradient_compression, compress_ratio=0.02)
 
@@ -47,10 +49,10 @@ TABLE: dict[str, Callable[[], dgc.Composition]] = {
     'dgc warm-up': lambda: sparse(
         warmup_epochs=3, warmup_coeff=[0.1, 0.05, 0.03], warmup_stage_steps=4
     ),
-    'dgc own ratios': lambda: sparse(rules=dgc.LayerRules(ratios={'wide.*': 0.05})),
-    'dgc dense layers': lambda: sparse(rules=dgc.LayerRules(dense=['narrow.*'], min_numel=100)),
+    'dgc own ratios': lambda: sparse(rules=LayerRules(ratios={'wide.*': 0.05})),
+    'dgc dense layers': lambda: sparse(rules=LayerRules(dense=['narrow.*'], min_numel=100)),
     'dgc where dense is cheaper': lambda: sparse(
-        compress_ratio=0.5, rules=dgc.LayerRules(ratios={'wide.*': 0.02})
+        compress_ratio=0.5, rules=LayerRules(ratios={'wide.*': 0.02})
     ),
     'dgc clip value': lambda: sparse(gradient_clipping=ClipByValue(0.5)),
     'dgc clip norm': lambda: sparse(gradient_clipping=ClipByNorm(1.0)),
@@ -67,7 +69,7 @@ STEPS = 20
 
 rows = pytest.mark.parametrize('row', TABLE)
 worlds = pytest.mark.parametrize('workers', WORKERS)
-momenta = pytest.mark.parametrize(('momentum', 'nesterov'), MOMENTA.values(), ids=MOMENTA)
+momenta = pytest.mark.parametrize('momentum', MOMENTA)
 
 
 @dataclass
@@ -79,15 +81,14 @@ class Diary:
     totals: dict[str, list[Tensor]]
     snapshots: list[list[Tensor]]
     kept: dict[str, Tensor]
-    progress: dgc.reducer.Progress
+    progress: Progress
 
 
 def keep_diary(
     engine: dgc.Engine, composition: dgc.Composition, steps: int, momentum: float, nesterov: bool
 ) -> Diary:
-    """Train with weight decay, and note everything."""
+    """Train for ``steps`` with weight decay, three steps an epoch, and note everything."""
     named = parameters()
-    selections = watch(composition)
     optimizer = wrap(
         named,
         composition,
@@ -97,43 +98,172 @@ def keep_diary(
         weight_decay=0.01,
         steps_per_epoch=3,
     )
-    buckets = optimizer.reducer.buckets
+    selections, buckets = watch(composition), optimizer.reducer.buckets
     totals, snapshots = {bucket.name: [] for bucket in buckets}, []
     for step in range(steps):
         optimizer.zero_grad()
-        pull(named, engine.rank, step).backward()
+        loss(named, engine.rank, step).backward()
         optimizer.synchronize()
         for bucket in buckets:
             totals[bucket.name].append(bucket.gradient.double() * engine.size)
         optimizer.step()
         snapshots.append(values(named))
-    kept = {bucket.name: helpers_kept(bucket) for bucket in buckets}
+    kept = {bucket.name: kept_by(bucket).double() for bucket in buckets}
     return Diary(composition, selections, totals, snapshots, kept, optimizer.reducer.progress)
 
 
-def helpers_kept(bucket: dgc.buckets.Bucket) -> Tensor:
-    held = [bucket.buffers[name] for name in ('residual', 'velocity') if name in bucket.buffers]
-    return held[0].double() if held else torch.zeros(bucket.numel, dtype=torch.float64)
-
-
-@pytest.fixture(scope='module', params=WORKERS, ids=lambda workers: f'{workers} workers')
-def workers(request) -> int:
-    return request.param
+def assert_conserved(diaries: list[Diary], momentum: float, nesterov: bool) -> None:
+    """Applied + kept = all that the memories were given, over the workers and steps."""
+    for name, totals in diaries[0].totals.items():
+        given = sum(
+            owed(diary.selections[name], momentum, nesterov, diary.composition.memory)
+            for diary in diaries
+        )
+        kept = sum(diary.kept[name] for diary in diaries)
+        torch.testing.assert_close(sum(totals) + kept, given, rtol=1e-5, atol=3e-4, msg=name)
 
 
 class TestOneRun:
-    """Properties read from one run, which is made once for each row, number and momentum."""
+    """Properties that are read off one run, made once for each row, size and momentum."""
 
     @pytest.fixture(scope='class', params=TABLE)
     def row(self, request) -> str:
         return request.param
 
-    @pytest.fixture(scope='class', params=MOMENTA.values(), ids=MOMENTA)
-    def momentum(self, request) -> tuple[float, bool]:
+    @pytest.fixture(scope='class', params=WORKERS, ids=lambda workers: f'{workers} workers')
+    def workers(self, request) -> int:
         return request.param
+
+    @pytest.fixture(scope='class', params=MOMENTA)
+    def momentum(self, request) -> tuple[float, bool]:
+        return MOMENTA[request.param]
 
     @pytest.fixture(scope='class')
     def diaries(self, row, workers, momentum) -> list[Diary]:
         return dgc.simulate(
             workers, lambda engine: keep_diary(engine, TABLE[row](), STEPS, *momentum)
         )
+
+    def test_each_worker_sends_or_keeps_all_of_its_corrected_gradient(self, diaries):
+        for diary in diaries:
+            for selections in diary.selections.values():
+                assert len(selections) == STEPS
+                for selection in selections:
+                    assert torch.equal(selection.sent + selection.kept, selection.corrected)
+
+    def test_what_was_applied_and_what_is_kept_is_all_there_was(self, diaries, momentum):
+        assert_conserved(diaries, *momentum)
+
+    def test_parameters_are_the_same_bits_on_all_workers_after_every_step(self, diaries):
+        for diary in diaries[1:]:
+            for ours, first in zip(diary.snapshots, diaries[0].snapshots, strict=True):
+                assert all(map(torch.equal, ours, first))
+
+    def test_a_row_is_sparse_where_it_says_so(self, diaries, row):
+        for diary in diaries:
+            kept, numel = diary.progress.kept, diary.progress.numel
+            assert kept == numel if row.startswith('dense') else 0 < kept < 0.3 * numel
+            assert any(kept.any() for kept in diary.kept.values()) != row.startswith('dense')
+
+
+@cache
+def dense_sgd(workers: int, momentum: float, nesterov: bool, steps: int) -> list[list[Tensor]]:
+    """The parameters after each step of torch.optim.SGD on the mean gradient."""
+    named = parameters()
+    optimizer = torch.optim.SGD(
+        [p for _, p in named], lr=0.1, momentum=momentum, nesterov=nesterov, weight_decay=0.01
+    )
+    snapshots = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        (sum(loss(named, rank, step) for rank in range(workers)) / workers).backward()
+        optimizer.step()
+        snapshots.append(values(named))
+    return snapshots
+
+
+@rows
+@worlds
+@momenta
+def test_ratio_one_is_momentum_sgd_on_the_mean_gradient(row, workers, momentum):
+    def worker(engine):
+        composition = replace(
+            TABLE[row](), schedule=RatioSchedule(1.0), rules=LayerRules(), clipping=None
+        )
+        return keep_diary(engine, composition, 6, *MOMENTA[momentum])
+
+    reference = dense_sgd(workers, *MOMENTA[momentum], steps=6)
+    for diary in dgc.simulate(workers, worker):
+        for ours, right in zip(diary.snapshots, reference, strict=True):
+            torch.testing.assert_close(ours, right, rtol=1e-5, atol=1e-5)
+
+
+@rows
+@worlds
+@momenta
+def test_turning_dense_flushes_what_was_kept_and_loses_nothing(row, workers, momentum):
+    def worker(engine):
+        schedule = RatioSchedule(1.0, warmup_epochs=2, warmup_coeff=[0.02, 0.02])
+        composition = replace(TABLE[row](), schedule=schedule, rules=LayerRules())
+        return keep_diary(engine, composition, 2 * 3 + 1, *MOMENTA[momentum])
+
+    diaries = dgc.simulate(workers, worker)
+    for diary in diaries:
+        was_kept = any(notes[-2].kept.any() for notes in diary.selections.values())
+        assert was_kept != row.startswith('dense')
+        assert not any(kept.any() for kept in diary.kept.values())
+    assert_conserved(diaries, *MOMENTA[momentum])
+
+
+@rows
+@pytest.mark.parametrize('workers', [1, 3])
+@momenta
+def test_ten_steps_are_five_a_checkpoint_and_five_more(row, workers, momentum):
+    beta, nesterov = MOMENTA[momentum]
+    settings = {'momentum': beta, 'nesterov': nesterov, 'weight_decay': 0.01, 'steps_per_epoch': 3}
+
+    def worker(engine):
+        def fresh():
+            named = parameters()
+            return named, wrap(named, TABLE[row](), engine, **settings)
+
+        straight, optimizer = fresh()
+        train(optimizer, straight, range(10), engine.rank)
+
+        first, interrupted = fresh()
+        train(interrupted, first, range(5), engine.rank)
+        file = io.BytesIO()
+        torch.save({'model': values(first), 'optimizer': interrupted.state_dict()}, file)
+        file.seek(0)
+        checkpoint = torch.load(file, weights_only=True)
+
+        second, resumed = fresh()
+        with torch.no_grad():
+            for (_, parameter), saved in zip(second, checkpoint['model'], strict=True):
+                parameter.copy_(saved)
+        resumed.load_state_dict(checkpoint['optimizer'])
+        train(resumed, second, range(5, 10), engine.rank)
+        return [(values(straight), optimizer), (values(second), resumed)]
+
+    for (straight, optimizer), (second, resumed) in dgc.simulate(workers, worker):
+        assert all(map(torch.equal, straight, second))
+        assert_same(optimizer.state_dict(), resumed.state_dict())
+        ratios = [[b.ratio for b in o.reducer.buckets] for o in (optimizer, resumed)]
+        assert ratios[0] == ratios[1]
+
+
+def assert_same(one: object, other: object) -> None:
+    """The same keys, numbers and bits all the way down."""
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_same(one[key], other[key])
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for mine, theirs in zip(one, other, strict=True):
+            assert_same(mine, theirs)
+    else:
+        assert one == other

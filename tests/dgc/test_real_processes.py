@@ -1,0 +1,99 @@
+"""The table of compositions on real processes: they train as the simulated engine does."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from real_worker import collectives, work
+from test_properties import TABLE
+
+import dgc
+
+HERE = Path(__file__).parent
+HOROVOD = importlib.util.find_spec('horovod') is not None
+LAUNCHERS = {
+    'horovodrun': ['horovodrun', '--gloo', '-np', '{size}', sys.executable],
+    'mpirun': ['mpirun', '--oversubscribe', '-mca', 'mpi_yield_when_idle', '1',
+               '-np', '{size}', sys.executable],
+    'torchrun': [sys.executable, '-m', 'torch.distributed.run', '--standalone',
+                 '--nproc-per-node', '{size}'],
+}  # fmt: skip
+MARKS = {
+    'horovodrun': [pytest.mark.horovod, pytest.mark.skipif(not HOROVOD, reason='no Horovod')],
+    'mpirun': [
+        pytest.mark.mpi,
+        pytest.mark.skipif(not HOROVOD or not shutil.which('mpirun'), reason='no MPI'),
+    ],
+    'torchrun': [],
+}
+WORLDS = [
+    pytest.param((name, size), marks=MARKS[name], id=f'{name} {size}')
+    for name in LAUNCHERS
+    for size in (2, 3)
+]
+
+
+@pytest.fixture(scope='module', params=WORLDS)
+def world(request, tmp_path_factory) -> list[dict]:
+    """What each rank came to, under one launcher."""
+    name, size = request.param
+    folder = tmp_path_factory.mktemp(name)
+    command = [word.format(size=size) for word in LAUNCHERS[name]]
+    environment = os.environ | {
+        'PYTHONPATH': f'{HERE.parent.parent}{os.pathsep}{HERE}',
+        'PATH': f'{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}',
+        'OMP_NUM_THREADS': '1',
+        'OMPI_ALLOW_RUN_AS_ROOT': '1',
+        'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1',
+    }
+    done = subprocess.run(
+        [*command, str(HERE / 'real_worker.py'), str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [torch.load(folder / f'{rank}.pth', weights_only=True) for rank in range(size)]
+
+
+@cache
+def simulated(size: int) -> list[dict]:
+    """The same on the simulated engine."""
+    return dgc.simulate(size, work)
+
+
+def test_ranks_are_those_of_the_launcher(world):
+    places = [rank['world'] for rank in world]
+    assert places == [
+        {'rank': rank, 'size': len(world), 'local_size': len(world)} for rank in range(len(world))
+    ]
+
+
+@pytest.mark.parametrize('row', TABLE)
+def test_workers_agree_bit_for_bit(world, row):
+    first, *others = (rank['compositions'][row] for rank in world)
+    for other in others:
+        assert all(map(torch.equal, other, first))
+
+
+@pytest.mark.parametrize('row', TABLE)
+def test_real_processes_train_as_simulated_ones(world, row):
+    expected = simulated(len(world))[0]['compositions'][row]
+    for ours, theirs in zip(world[0]['compositions'][row], expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_collectives_give_the_same_on_every_engine(world):
+    expected = dgc.simulate(len(world), collectives)
+    for rank, theirs in zip(world, expected, strict=True):
+        for name, result in rank['collectives'].items():
+            assert torch.equal(result, theirs[name]), name

@@ -1,0 +1,30 @@
+import importlib.util
+import shutil
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+from launching import BIN, DIGITS, Run, launch, only_run
+
+EPOCHS, BATCH = 3, 64
+
+
+@pytest.fixture(scope='session')
+def trained(tmp_path_factory) -> Callable[[str], Run]:
+    """Three epochs of the digits under a launcher, started once for all tests that look at it."""
+
+    @cache
+    def run(launcher: str) -> Run:
+        if 'horovod' in launcher and importlib.util.find_spec('horovod') is None:
+            pytest.skip('Horovod is not installed: make horovod')
+        if 'mpi' in launcher and shutil.which('mpirun') is None:
+            pytest.skip('mpirun is not installed')
+        if launcher == 'torchrun' and not (BIN / 'torchrun').is_file():
+            pytest.skip('torchrun is not installed')
+        folder = tmp_path_factory.mktemp(launcher.replace(' ', ''))
+        settings = {'num_epochs': EPOCHS, 'batch_size': BATCH}
+        words = [f'--configs.train.{name}={value}' for name, value in settings.items()]
+        done = launch(launcher, [*DIGITS, *words, '--suffix', '.x', '--runs', folder / 'runs'])
+        return only_run(folder / 'runs', done)
+
+    return run

@@ -1,0 +1,208 @@
+"""Starting train.py in every way there is, in this process and in others, and reading what it left.
+
+Nothing here imports what is under test at the top, so that it can be imported anywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[2]
+PYTHON = sys.executable
+BIN = Path(PYTHON).parent
+DGC = [f'configs/dgc/{name}.py' for name in ('wm5', 'fp16', 'int32')]
+DIGITS = ['--configs', 'configs/digits/cnn.py', *DGC, '--devices', 'cpu']
+LAUNCHED = re.compile(r'(HOROVOD|OMPI|PMIX|SLURM|TORCHELASTIC)_|(RANK|WORLD_SIZE|MASTER_ADDR)$')
+PREFIX = re.compile(r'^(\[\d+(,\d+)?\]<std(out|err)>:)+')  # of horovodrun, before each line
+
+LAUNCHERS = {
+    'horovodrun --gloo': ['horovodrun', '--gloo', '-np', '2', PYTHON],
+    'horovodrun --mpi': ['horovodrun', '--mpi', '-np', '2', PYTHON],
+    'mpirun': [
+        *('mpirun', '-np', '2', '--oversubscribe', '--bind-to', 'none'),
+        *('-mca', 'mpi_yield_when_idle', '1', PYTHON),
+    ],
+    'torchrun': ['torchrun', '--standalone', '--nproc-per-node', '2'],
+    'simulated': [PYTHON],
+    'python': [PYTHON],
+}
+SIMULATED = ['--configs.engine.name', 'simulated', '--configs.engine.size']
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that has ended. lines: of stdout and stderr, without what launchers put before."""
+
+    code: int
+    output: str
+    seconds: float = 0.0
+
+    @property
+    def lines(self) -> list[str]:
+        return [PREFIX.sub('', line) for line in re.split(r'[\r\n]+', self.output)]
+
+    @property
+    def complaints(self) -> list[str]:
+        """What train.py itself says is wrong."""
+        return [line for line in self.lines if line.startswith('train.py:')]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Our own, as if no launcher had started us, with one thread a worker."""
+    ours = {name: value for name, value in os.environ.items() if not LAUNCHED.match(name)}
+    return ours | {
+        'PATH': f'{BIN}{os.pathsep}{os.environ["PATH"]}',
+        'OMP_NUM_THREADS': '1',
+        'OMPI_ALLOW_RUN_AS_ROOT': '1',
+        'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1',
+        'OMPI_MCA_mpi_yield_when_idle': '1',  # workers may well outnumber the cores here
+        'OMPI_MCA_rmaps_base_oversubscribe': '1',
+        'CUDA_VISIBLE_DEVICES': '',
+        **more,
+    }
+
+
+def command(words: Sequence[str | Path], timeout: float = 240, **variables: str) -> Done:
+    """Run a command in the repository's root; ended, and failed, where it takes too long."""
+    start = time.monotonic()
+    process = subprocess.Popen(
+        list(map(str, words)),
+        cwd=ROOT,
+        env=environment(**variables),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors='replace',
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # launchers end their workers themselves when they are asked to
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=10)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)
+        output, _ = process.communicate()
+        raise AssertionError(f'{words} has not ended after {timeout} s:\n{output}') from None
+    return Done(process.returncode, output, time.monotonic() - start)
+
+
+def launch(launcher: str, arguments: Sequence[str | Path], timeout: float = 240) -> Done:
+    """train.py under one of LAUNCHERS."""
+    more = [*SIMULATED, '2'] if launcher == 'simulated' else []
+    return command([*LAUNCHERS[launcher], 'train.py', *arguments, *more], timeout)
+
+
+def here(*arguments: str | Path) -> Done:
+    """train.py in this process: the same code but for the launcher and the imports."""
+    import train
+    from utils.launch import parse_arguments
+
+    output, threads = io.StringIO(), torch.get_num_threads()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        try:
+            code = train.main(*parse_arguments(list(map(str, arguments))))
+        except SystemExit as error:
+            code = int(error.code or 0)
+        finally:
+            torch.set_num_threads(threads)
+    return Done(code, output.getvalue())
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder."""
+
+    folder: Path
+    done: Done = field(default=Done(0, ''), compare=False)
+
+    @property
+    def metrics(self) -> list[dict[str, float]]:
+        lines = (self.folder / 'metrics.jsonl').read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    @property
+    def results(self) -> list[dict[str, float]]:
+        """The metrics without seconds, which differ from run to run."""
+        return [
+            {name: value for name, value in line.items() if not name.startswith('seconds/')}
+            for line in self.metrics
+        ]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        lines = (self.folder / 'environment.txt').read_text().splitlines()
+        return dict(line.split(': ', 1) for line in lines)
+
+    @property
+    def checkpoints(self) -> list[str]:
+        return sorted(path.name for path in (self.folder / 'checkpoints').iterdir())
+
+    def curve(self, tag: str) -> dict[int, float]:
+        """Samples seen to value, over all event files, what was purged left out."""
+        points: dict[int, float] = {}
+        for file in sorted(self.folder.glob('events.*')):
+            for event in events(file):
+                if event.HasField('session_log'):  # a resumed run begins here again
+                    points = {step: v for step, v in points.items() if step < event.step}
+                for value in event.summary.value:
+                    if value.tag == tag:
+                        assert event.step not in points, f'{tag} has step {event.step} twice'
+                        points[event.step] = value.simple_value
+        return points
+
+    def checkpoint(self, epoch: int, rank: int, size: int = 2) -> dict[str, Any]:
+        path = self.folder / f'checkpoints/e{epoch:04d}.r{rank}of{size}.pth'
+        return torch.load(path, weights_only=True)
+
+
+def events(file: Path) -> list[Any]:
+    """TensorBoard's records: u64 length, u32 checksum, message, u32 checksum."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    raw, found = file.read_bytes(), []
+    while raw:
+        (length,) = struct.unpack('<Q', raw[:8])
+        found.append(Event.FromString(raw[12 : 12 + length]))
+        raw = raw[16 + length :]
+    return found
+
+
+def only_run(runs: Path, done: Done) -> Run:
+    """The one folder that a command left under ``runs``."""
+    folders = list(runs.iterdir()) if runs.is_dir() else []
+    assert done.code == 0 and len(folders) == 1, f'{done.code} {folders}\n{done.output}'
+    return Run(folders[0], done)
+
+
+def assert_same(one: Any, other: Any, where: str = '') -> None:
+    """Nested dicts and lists with the same keys, numbers and bits."""
+    assert type(one) is type(other), where
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            assert_same(one[key], other[key], f'{where}.{key}')
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), where
+        for index, (mine, theirs) in enumerate(zip(one, other, strict=True)):
+            assert_same(mine, theirs, f'{where}[{index}]')
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), where
+    else:
+        assert one == other, where
