@@ -85,10 +85,10 @@ class Residual(Memory):
 
 
 class MomentumCorrection(Memory):
-    """Momentum before sparsification, with factor masking (Deep Gradient Compression, 3.1, 3.2).
+    """Momentum before sparsification, with factor masking (Lin et al., ICLR 2018, 3.2, 3.3).
 
     Momentum of a sparse sum would skip the discount that the steps in between are due, so each
-    worker keeps its own, and accumulates the velocity instead of the gradient (equation 5):
+    worker keeps its own, and accumulates the velocity instead of the gradient:
 
         u ← m·u + g,  v ← v + u        Nesterov:  u ← m·(u + g),  v ← v + u + g
 
@@ -107,7 +107,7 @@ class MomentumCorrection(Memory):
         self.momentum_masking = momentum_masking
 
     def compensate(self, bucket: Bucket) -> Tensor:
-        """Equation 5 of the paper; returns the accumulated velocity ``v[n]``."""
+        """Momentum, then accumulation; returns the accumulated velocity ``v[n]``."""
         u, v, gradient = bucket.buffers['momentum'], bucket.buffers['velocity'], bucket.gradient
         if bucket.nesterov:
             u.add_(gradient).mul_(bucket.momentum)

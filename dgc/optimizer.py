@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from dgc.buckets import Member
+from dgc.buckets import Bucket, Member
 from dgc.composition import Composition, deep_gradient_compression
 from dgc.engines import Engine, create
 from dgc.handshake import broadcast_tensors, describe, shake_hands
@@ -55,8 +55,7 @@ class DistributedOptimizer(Optimizer):
     ) -> None:
         composition = composition or deep_gradient_compression()
         named = list(named_parameters)
-        check_names(optimizer, named)
-        check_momentum(optimizer, composition)
+        buckets = plan(optimizer, named, composition)
         if composition.schedule.warmup_epochs and not (
             steps_per_epoch or composition.schedule.stage_steps
         ):
@@ -70,16 +69,14 @@ class DistributedOptimizer(Optimizer):
         self.batches_per_step = batches_per_step
         self.steps_per_epoch = steps_per_epoch or 1
         self.steps = 0
-        groups = {p: group for group in self.param_groups for p in group['params']}
-        trained = [(name, p, groups[p]) for name, p in named if p.requires_grad and p in groups]
-        buckets = composition.planner.plan(
-            trained, composition.rules, composition.schedule, composition.memory.buffers
-        )
         self.reducer = Reducer(buckets, composition, self.engine)
         self._passes: dict[Parameter, int] = {}
         self._missing: list[int] = []
         self._synchronized: bool | None = None
         self._register_hooks()
+        # The views have the parameters' logical order, which is what travels. Autograd remarks on
+        # it where a parameter's memory is in another, such as channels_last.
+        warnings.filterwarnings('ignore', 'grad and param do not obey the gradient layout')
         self._begin_step()
         self.zero_grad()
 
@@ -151,13 +148,9 @@ class DistributedOptimizer(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state, and everything that this worker keeps back."""
-        memory: dict[str, dict[str, Tensor]] = {}
-        for bucket in self.reducer.buckets:
-            memory.update(bucket.state_dict())
         return {
             'optimizer': self.optimizer.state_dict(),
-            'memory': memory,
-            'compressor': self.reducer.composition.compressor.state_dict(),
+            **self.reducer.state_dict(),
             'steps': self.steps,
         }
 
@@ -166,26 +159,28 @@ class DistributedOptimizer(Optimizer):
 
         Raises ValueError where something that was kept back has no place here and would be lost.
         """
-        self._check_places(state_dict['memory'])
+        self.reducer.load_state_dict(state_dict)
         self.optimizer.load_state_dict(state_dict['optimizer'])
         self._share()
         groups = {p: group for group in self.param_groups for p in group['params']}
         for bucket in self.reducer.buckets:
             bucket.members = [m._replace(group=groups[m.parameter]) for m in bucket.members]
-            bucket.load_state_dict(state_dict['memory'])
-        self.reducer.composition.compressor.load_state_dict(state_dict['compressor'])
         self.steps = int(state_dict['steps'])
         self._begin_step()
         self.zero_grad()
 
-    def _check_places(self, memory: dict[str, dict[str, Tensor]]) -> None:
-        places = {m.name: bucket.buffers for bucket in self.reducer.buckets for m in bucket.members}
-        for name, buffers in memory.items():
-            for buffer in buffers.keys() - places.get(name, {}).keys():
-                raise ValueError(
-                    f'the {buffer} that was kept back for {name} would be lost: resume with the '
-                    'model and the memory that the state was saved with'
-                )
+
+def plan(
+    optimizer: Optimizer, named: list[tuple[str, Parameter]], composition: Composition
+) -> list[Bucket]:
+    """The composition's buckets of those parameters that ``optimizer`` trains."""
+    check_names(optimizer, named)
+    check_momentum(optimizer, composition)
+    groups = {p: group for group in optimizer.param_groups for p in group['params']}
+    trained = [(name, p, groups[p]) for name, p in named if p.requires_grad and p in groups]
+    return composition.planner.plan(
+        trained, composition.rules, composition.schedule, composition.memory.buffers
+    )
 
 
 def check_names(optimizer: Optimizer, named: list[tuple[str, Parameter]]) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from dgc.buckets import Bucket
 from dgc.composition import Composition
@@ -116,6 +117,29 @@ class Reducer:
         if any(outcome.poisoned for outcome in outcomes):
             raise self._non_finite(outcomes)
         return usable
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that this worker keeps back, by parameter name."""
+        memory: dict[str, dict[str, Tensor]] = {}
+        for bucket in self.buckets:
+            memory.update(bucket.state_dict())
+        return {'memory': memory, 'compressor': self.composition.compressor.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take back what ``state_dict()`` gave, however the parameters were grouped then.
+
+        Raises ValueError where something that was kept back has no place here and would be lost.
+        """
+        places = {m.name: bucket.buffers for bucket in self.buckets for m in bucket.members}
+        for name, buffers in state_dict['memory'].items():
+            for buffer in buffers.keys() - places.get(name, {}).keys():
+                raise ValueError(
+                    f'the {buffer} that was kept back for {name} would be lost: resume with the '
+                    'model and the memory that the state was saved with'
+                )
+        for bucket in self.buckets:
+            bucket.load_state_dict(state_dict['memory'])
+        self.composition.compressor.load_state_dict(state_dict['compressor'])
 
     def _start_in_order(self) -> None:
         while len(self._pending) < len(self.buckets) and self._ready[len(self._pending)]:

@@ -1,4 +1,4 @@
-"""The largest elements, by a threshold that a sample gives (Lin et al., ICLR 2018, section 3.1)."""
+"""The largest elements, by a threshold that a sample gives (Lin et al., ICLR 2018, section 5)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,99 @@
+"""A communication hook for DistributedDataParallel, over the same path as DistributedOptimizer."""
+
+# No annotations from __future__: DDP reads those of a hook, and does not understand strings.
+
+from collections import defaultdict
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.nn import Parameter
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from dgc.composition import Composition
+from dgc.engines import Engine, TorchEngine
+from dgc.optimizer import plan
+from dgc.reducer import Reducer
+
+
+class CompressionHook:
+    """Sums the gradients of a DistributedDataParallel model in its stead.
+
+        model = DistributedDataParallel(network)
+        optimizer = dgc.DGCSGD(network.parameters(), lr=0.1, momentum=0.9)
+        hook = CompressionHook(model, optimizer, dgc.deep_gradient_compression(0.001))
+        loss.backward(); optimizer.step()
+
+    DDP's buckets are an accident of its first iteration, after which it builds them anew, so
+    nothing is kept by bucket: gradients are copied into the composition's own, by parameter. Save
+    and restore ``state_dict()`` beside the model's and the optimizer's.
+
+    model: its gradients become the mean over the workers.
+    optimizer: of the same parameters; its momentum is the memory's (see DistributedOptimizer).
+    steps_per_epoch: what the composition's schedule counts an epoch as.
+
+    Raises ValueError for settings that do not fit together.
+    """
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        optimizer: Optimizer,
+        composition: Composition,
+        engine: Engine | None = None,
+        steps_per_epoch: int = 1,
+    ) -> None:
+        if composition.nonfinite == 'skip':
+            raise ValueError("nonfinite='skip' needs DistributedOptimizer: DDP cannot skip a step")
+        named = list(model.module.named_parameters())
+        engine = engine or TorchEngine(named[0][1].device)
+        self.reducer = Reducer(plan(optimizer, named, composition), composition, engine)
+        self.steps_per_epoch = steps_per_epoch
+        self.steps = 0
+        self._places: dict[Parameter, tuple[int, Tensor]] = {}
+        for index, bucket in enumerate(self.reducer.buckets):
+            views = [view for _, view in bucket.views(bucket.gradient)]
+            for member, view in zip(bucket.members, views, strict=True):
+                self._places[member.parameter] = (index, view)
+        self._missing: dict[int, int] = {}
+        self._waiting: list[tuple[GradBucket, torch.futures.Future[Tensor]]] = []
+        model.register_comm_hook(None, self._hook)
+
+    def _hook(self, _: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        """Called by DDP for each of its buckets, in order, as they fill up."""
+        if not self._waiting:
+            self.reducer.set_ratios(self.steps, self.steps_per_epoch)
+            self._missing = defaultdict(int)
+            for index, _view in self._places.values():
+                self._missing[index] += 1
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        self._waiting.append((bucket, future))
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            index, view = self._places[parameter]
+            view.copy_(gradient)
+            self._missing[index] -= 1
+            if not self._missing[index]:
+                self.reducer.ready(index)
+        if bucket.is_last():
+            self._finish()
+        return future
+
+    def _finish(self) -> None:
+        """Wait for the means, hand them to DDP, and begin another step."""
+        waiting, self._waiting = self._waiting, []
+        self.reducer.synchronize()
+        for bucket, future in waiting:
+            for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+                gradient.copy_(self._places[parameter][1])
+            future.set_result(bucket.buffer())
+        self.steps += 1
+
+    def state_dict(self) -> dict[str, object]:
+        """Everything that this worker keeps back, by parameter name, and the number of steps."""
+        return {**self.reducer.state_dict(), 'steps': self.steps}
+
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        """Go on from ``state_dict()``."""
+        self.reducer.load_state_dict(state_dict)
+        self.steps = int(str(state_dict['steps']))

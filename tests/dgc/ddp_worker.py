@@ -1,0 +1,88 @@
+"""One process of test_hooks: DDP with our hook beside DDP without, and beside our optimizer.
+
+    torchrun python ddp_worker.py FOLDER
+
+leaves in FOLDER what rank r came to as r.pth.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import dgc
+from dgc.hooks import CompressionHook
+
+SGD = {'lr': 0.05, 'momentum': 0.9, 'weight_decay': 0.01}
+
+
+def network() -> nn.Sequential:
+    """The same at every call; its convolution has gradients that are not contiguous."""
+    torch.manual_seed(0)
+    convolution = nn.Conv2d(3, 16, 3).to(memory_format=torch.channels_last)
+    return nn.Sequential(convolution, nn.ReLU(), nn.Flatten(), nn.Linear(576, 40), nn.Linear(40, 5))
+
+
+def step(model: nn.Module, number: int) -> None:
+    """A backward pass on samples of this rank and step."""
+    torch.manual_seed(1000 * number + dist.get_rank())
+    nn.functional.cross_entropy(model(torch.randn(8, 3, 8, 8)), torch.arange(8) % 5).backward()
+
+
+def with_ddp(
+    steps: int, make: dgc.Composition | None, resume_at: int | None = None
+) -> list[Tensor]:
+    """The parameters after ``steps``; small DDP buckets, so that it has several to rebuild."""
+    net = network()
+    model = DistributedDataParallel(net, bucket_cap_mb=0.05)
+    optimizer = (torch.optim.SGD if make is None else dgc.DGCSGD)(net.parameters(), **SGD)
+    hook = None if make is None else CompressionHook(model, optimizer, make())
+    for number in range(steps):
+        if number == resume_at:
+            saved = hook.state_dict(), optimizer.state_dict()
+            model = DistributedDataParallel(net)
+            hook = CompressionHook(model, optimizer, make())
+            hook.load_state_dict(saved[0])
+        optimizer.zero_grad()
+        step(model, number)
+        optimizer.step()
+    return [parameter.detach().clone() for parameter in net.parameters()]
+
+
+def with_optimizer(steps: int, make) -> list[Tensor]:
+    """The same with a DistributedOptimizer."""
+    net = network()
+    optimizer = dgc.DGCSGD(net.parameters(), **SGD)
+    optimizer = dgc.DistributedOptimizer(optimizer, net.named_parameters(), make())
+    for number in range(steps):
+        optimizer.zero_grad()
+        step(net, number)
+        optimizer.step()
+    return [parameter.detach().clone() for parameter in net.parameters()]
+
+
+def sparse() -> dgc.Composition:
+    return dgc.deep_gradient_compression(0.01, fp16_values=True)
+
+
+def flushing() -> dgc.Composition:
+    return dgc.deep_gradient_compression(1.0)
+
+
+if __name__ == '__main__':
+    torch.set_num_threads(1)
+    dist.init_process_group('gloo')
+    results = {
+        'ddp': with_ddp(6, None),
+        'hook at ratio 1': with_ddp(6, flushing),
+        'hook': with_ddp(6, sparse),
+        'hook resumed': with_ddp(6, sparse, resume_at=3),
+        'optimizer': with_optimizer(6, sparse),
+    }
+    torch.save(results, Path(sys.argv[1]) / f'{dist.get_rank()}.pth')
+    dist.destroy_process_group()
