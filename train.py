@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import sys
 
-from utils.launch import BAD_INPUT, STOPPED, Refused, agreed, parse_arguments, quiet_others
+from utils.launch import (
+    BAD_INPUT,
+    OPTIONS,
+    STOPPED,
+    Refused,
+    agreed,
+    parse_arguments,
+    quiet_others,
+)
 
 if __name__ == '__main__':  # torch takes seconds to import; --help and typos need not wait for it
     ARGUMENTS, OVERRIDES = parse_arguments(sys.argv[1:])
@@ -30,7 +38,7 @@ def main(arguments: Namespace, overrides: list[str]) -> int:
     launcher = engines.detect()
     quiet_others(launcher.rank)
     try:
-        configs = load(arguments.configs, overrides)
+        configs = load(arguments.configs, overrides, OPTIONS)
         configs.check()
         device = choose_device(arguments.devices, launcher.local_rank)
         worker = partial(work, arguments=arguments, configs=configs, device=device)
@@ -51,17 +59,24 @@ def work(engine: Engine, arguments: Namespace, configs: Config, device: torch.de
     """One worker's part of the experiment."""
     torch.set_num_threads(threads(configs.data.num_threads_per_worker, engine.local_size))
     folder = Path(arguments.runs) / run_name(arguments.configs, arguments.suffix, engine.size)
+    with agreed(engine, device):  # on its own: a dataset may be missing on one machine only
+        datasets = configs.dataset.build()
     with agreed(engine, device):
-        parts = build(configs, engine, device)
+        parts = build(configs, datasets, engine, device)
     first, best = 0, None
+    source = Path(arguments.resume or folder)
     if arguments.evaluate or arguments.resume is not None:
         with agreed(engine, device):
-            first, best = restore(parts, Path(arguments.resume or folder), arguments.evaluate)
+            first, best = restore(parts, source, arguments.evaluate)
     if arguments.evaluate:
         for name, value in evaluate(parts, configs).items():
             say(engine, f'[{name}] = {value:.2f}')
         return
-    log = start_log(folder, parts, configs, first if arguments.resume is not None else None)
+    goes_on = arguments.resume is not None and folder.resolve() in (
+        source.resolve(),
+        source.resolve().parent,  # of its checkpoints
+    )
+    log = start_log(folder, parts, configs, first if goes_on else None)
     checkpoints = Checkpoints(folder / 'checkpoints', engine.rank, engine.size)
     for epoch in range(first, configs.train.num_epochs):
         numbers = train_epoch(parts, configs, epoch, log)

@@ -94,8 +94,10 @@ class Bucket:
         )
         if grad is None:
             view.zero_()
+        elif grad.is_sparse:
+            view.copy_(grad.to_dense())
         elif grad.data_ptr() != view.data_ptr():
-            view.copy_(grad.to_dense() if grad.is_sparse else grad)
+            view.copy_(grad)
         member.parameter.grad = view
 
     def zero(self) -> None:

@@ -82,8 +82,13 @@ class ClipByGlobalNorm(Clipping):
 
 
 def norm(tensors: Sequence[Tensor]) -> Tensor:
-    """The Euclidean norm of all elements together, a float32 scalar."""
-    return torch.stack([torch.linalg.vector_norm(t, dtype=torch.float32) for t in tensors]).norm()
+    """The Euclidean norm of all elements together, a float64 scalar."""
+    for dtype in (torch.float32, torch.float64):  # the second, where squares pass float32's range
+        norms = [torch.linalg.vector_norm(tensor, dtype=dtype) for tensor in tensors]
+        size = torch.stack(norms).norm().double()
+        if size.isfinite():
+            break
+    return size
 
 
 def scale(tensors: Sequence[Tensor], limit: float, size: Tensor) -> None:

@@ -30,6 +30,7 @@ ALIGNMENT = 8  # of a whole message, so that messages in one buffer can be viewe
 
 VALUES = {'fp32': torch.float32, 'fp16': torch.float16, 'bf16': torch.bfloat16}
 INDICES = {'int64': torch.int64, 'int32': torch.int32}
+FLOAT32_MAX = torch.finfo(torch.float32).max
 TOP_EXPONENT = 14  # scaled values lie below 2^15, half of what float16 can hold
 
 
@@ -114,6 +115,7 @@ class PlainCodec(Codec):
             raise CodecError(f'{count} elements need {end} bytes, the message has {len(message)}')
         indices = typed(message[HEADER.size : end_of_indices], index_type).to(torch.int64)
         values = typed(message[end_of_indices:end], value_type).to(torch.float32) * scale
+        values.clamp_(-FLOAT32_MAX, FLOAT32_MAX)  # rounding up may have passed it
         if count and not (0 <= int(indices.min()) and int(indices.max()) < numel):
             raise CodecError(f'an index lies outside the {numel} elements of the tensor')
         return Sparse(values, indices, numel)

@@ -7,7 +7,6 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
-from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -51,7 +50,7 @@ class CompressionHook:
         self.reducer = Reducer(plan(optimizer, named, composition), composition, engine)
         self.steps_per_epoch = steps_per_epoch
         self.steps = 0
-        self._places: dict[Parameter, tuple[int, Tensor]] = {}
+        self._places: dict[Tensor, tuple[int, Tensor]] = {}
         for index, bucket in enumerate(self.reducer.buckets):
             views = [view for _, view in bucket.views(bucket.gradient)]
             for member, view in zip(bucket.members, views, strict=True):

@@ -189,7 +189,10 @@ def check_names(optimizer: Optimizer, named: list[tuple[str, Parameter]]) -> Non
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f'named_parameters has two of {", ".join(twice)}')
-    known = {parameter for _, parameter in named}
+    known = {parameter: name for name, parameter in reversed(named)}
+    aliases = [f'{known[p]} and {name}' for name, p in named if known[p] != name]
+    if aliases:
+        raise ValueError(f'named_parameters has one parameter as {", ".join(aliases)}')
     missing = [
         f'parameter {index} {tuple(parameter.shape)} of group {number}'
         for number, group in enumerate(optimizer.param_groups)

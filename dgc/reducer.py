@@ -206,9 +206,9 @@ class Reducer:
         progress.compress += seconds - (after.seconds - before.seconds)
 
     def _non_finite(self, outcomes: Sequence[Outcome]) -> NonFiniteGradientError:
-        rank = self.engine.rank
-        if self._failures:
-            names = ', '.join(self._failures)
+        rank, failures, self._failures = self.engine.rank, self._failures, []
+        if failures:
+            names = ', '.join(failures)
             return NonFiniteGradientError(f'rank {rank}: not finite: gradient of {names}', rank)
         names = ', '.join(b.name for b, o in zip(self.buckets, outcomes, strict=True) if o.poisoned)
         return NonFiniteGradientError(f'not finite on another rank: gradient in {names}')

@@ -28,7 +28,9 @@ class RatioSchedule:
 
     def __post_init__(self) -> None:
         ramp = self.warmup_coeff
-        given = [self.ratio] + list(ramp if isinstance(ramp, Sequence) else [ramp or 1.0])
+        given = [self.ratio]
+        if ramp is not None:
+            given += ramp if isinstance(ramp, Sequence) else [ramp]
         if not all(0 < ratio for ratio in given):
             raise ValueError(f'compress_ratio and warmup_coeff must be above 0, got {given}')
         if isinstance(ramp, Sequence) and len(ramp) < self.warmup_epochs:

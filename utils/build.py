@@ -43,17 +43,21 @@ class Parts:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that this worker needs to go on, between two epochs."""
-        return {
-            'model': self.model.state_dict(),
-            'optimizer': self.optimizer.state_dict(),
-            'rate': self.rate.state_dict(),
-        }
+        return {'model': self.model.state_dict(), 'optimizer': self.optimizer.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state_dict()``."""
+    def load_state_dict(self, state: dict[str, Any], epoch: int) -> None:
+        """Go on from ``state_dict()`` with ``epoch``.
+
+        Settings are those of the configuration, and steps are counted in epochs of today's length:
+        with another number of workers both differ from what they were.
+        """
+        settings = [{**group, 'params': None} for group in self.optimizer.param_groups]
+        steps = epoch * len(self.loaders['train'])
         self.model.load_state_dict(state['model'])
-        self.optimizer.load_state_dict(state['optimizer'])
-        self.rate.load_state_dict(state['rate'])
+        self.optimizer.load_state_dict({**state['optimizer'], 'steps': steps})
+        for group, configured in zip(self.optimizer.param_groups, settings, strict=True):
+            group.update({**configured, 'params': group['params']})
+        self.rate.resume(steps)
 
 
 def choose_device(wanted: str | None, local_rank: int) -> torch.device:
@@ -84,11 +88,12 @@ def threads(wanted: int | None, local_size: int) -> int:
     return max(len(os.sched_getaffinity(0)) // local_size, 1)
 
 
-def build(configs: Config, engine: Engine, device: torch.device) -> Parts:
+def build(
+    configs: Config, datasets: dict[str, Dataset], engine: Engine, device: torch.device
+) -> Parts:
     """Everything, alike on all ranks. Raises what the parts raise for settings they refuse."""
     train = configs.train
     seed_everything(configs.seed)
-    datasets = configs.dataset.build()
     check_metric(configs, datasets)
     loaders, share = build_loaders(configs, datasets, engine, device)
     model = configs.model.build().to(device)
@@ -119,7 +124,8 @@ def build(configs: Config, engine: Engine, device: torch.device) -> Parts:
 
 def check_metric(configs: Config, datasets: dict[str, Dataset]) -> None:
     """Raise ValueError where configs.train.metric is not one that evaluation will give."""
-    names = [name.format(split) for name in configs.train.meters for split in datasets]
+    splits = [split for split in datasets if split != 'train']
+    names = [name.format(split) for name in configs.train.meters for split in splits]
     if configs.train.metric not in names:
         raise ValueError(
             f'configs.train.metric = {configs.train.metric!r} is no meter; there are {names}'

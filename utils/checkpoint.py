@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,11 @@ def plain(value: Any) -> Any:
     return value
 
 
+def file_name(epoch: int, rank: int, size: int) -> str:
+    """What ``NAME`` matches."""
+    return f'e{epoch:04d}.r{rank}of{size}.pth'
+
+
 class Checkpoints:
     """The checkpoints of one run, as one rank sees them."""
 
@@ -53,7 +60,7 @@ class Checkpoints:
     def save(self, epoch: int, state: dict[str, Any]) -> None:
         """Write this rank's file of ``epoch``; a process killed on the way leaves none."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        target = self.folder / f'e{epoch:04d}.r{self.rank}of{self.size}.pth'
+        target = self.folder / file_name(epoch, self.rank, self.size)
         partial = target.with_suffix('.partial')
         with partial.open('wb') as file:
             torch.save(plain(state), file)
@@ -63,8 +70,8 @@ class Checkpoints:
 
     def finish(self, epoch: int, best: bool) -> None:
         """Once all ranks have saved ``epoch``: note whether it is the best, drop older ones."""
-        if best and self.rank == 0:
-            partial = self.folder / 'best.partial'
+        if best:  # every rank notes it, since the others may not see the disk of rank 0
+            partial = self.folder / f'best.r{self.rank}.partial'
             partial.write_text(f'{epoch}\n')
             partial.replace(self.folder / 'best.txt')
         keep = set(range(epoch - KEPT + 1, epoch + 1)) | {epoch if best else self.best()}
@@ -77,19 +84,26 @@ class Checkpoints:
         path = self.folder / 'best.txt'
         return int(path.read_text()) if path.is_file() else None
 
-    def epochs(self) -> dict[int, int]:
+    def epochs(self, model_only: bool = False) -> dict[int, int]:
         """Epochs that this rank could go on from, and the number of workers that saved each.
 
-        Its own file is enough where the number of workers is the same; otherwise all are needed.
+        Its own file is enough where the number of workers is the same; otherwise all are needed,
+        or, for the model alone, that of rank 0.
         """
         found: dict[tuple[int, int], set[int]] = {}
         for _, epoch, rank, size in self._files():
             found.setdefault((epoch, size), set()).add(rank)
         usable = {}
         for (epoch, size), ranks in sorted(found.items()):
-            if (size == self.size and self.rank in ranks) or len(ranks) == size:
+            own = size == self.size and self.rank in ranks
+            if own or len(ranks) == size or (model_only and 0 in ranks):
                 usable[epoch] = size
         return usable
+
+    def load_model(self, epoch: int, size: int) -> dict[str, Any]:
+        """What holds the model that ``size`` ranks saved, which is the same in all their files."""
+        own = self.folder / file_name(epoch, self.rank, size)
+        return self._read(epoch, self.rank if own.is_file() else 0, size)
 
     def load(self, epoch: int, size: int) -> dict[str, Any]:
         """What this rank goes on from: its own file, or its part of what ``size`` ranks saved."""
@@ -102,8 +116,13 @@ class Checkpoints:
         return state
 
     def _read(self, epoch: int, rank: int, size: int) -> dict[str, Any]:
-        path = self.folder / f'e{epoch:04d}.r{rank}of{size}.pth'
-        return torch.load(path, map_location='cpu', weights_only=True)
+        path = self.folder / file_name(epoch, rank, size)
+        try:
+            return torch.load(path, map_location='cpu', weights_only=True)
+        except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            raise CheckpointError(
+                f'{path} is damaged: remove it to go on from an earlier epoch'
+            ) from error
 
     def _files(self) -> Iterable[tuple[Path, int, int, int]]:
         for path in sorted(self.folder.glob('e*.pth')):
@@ -111,29 +130,40 @@ class Checkpoints:
                 yield path, int(match[1]), int(match[2]), int(match[3])
 
 
-def restore(parts: Parts, run: Path, best: bool = False) -> tuple[int, float | None]:
-    """Load into ``parts`` the last epoch that all ranks can go on from, or the best one.
+def restore(parts: Parts, run: Path, evaluate: bool = False) -> tuple[int, float | None]:
+    """Load into ``parts`` the last epoch that all ranks can go on from.
 
     run: a run folder, or its folder of checkpoints. A collective.
+    evaluate: load the best epoch instead, and no more of it than the model.
     Returns the epoch to train next and the best metric so far. Raises CheckpointError.
     """
     engine = parts.engine
     folder = run if run.name == 'checkpoints' else run / 'checkpoints'
     checkpoints = Checkpoints(folder, engine.rank, engine.size)
-    ours = checkpoints.epochs()
-    listed = json.dumps([[epoch, size] for epoch, size in ours.items()])
+    usable = sorted(checkpoints.epochs(model_only=evaluate).items())
+    listed = json.dumps({'usable': usable, 'best': checkpoints.best()})
     everybodys = [
-        {(epoch, size) for epoch, size in json.loads(text or '[]')}
-        for text in gather_text(engine, listed, parts.device, limit=65536)
+        json.loads(text) for text in gather_text(engine, listed, parts.device, limit=65536)
     ]
-    common = dict(set.intersection(*everybodys))
+    common = dict(set.intersection(*({(e, s) for e, s in one['usable']} for one in everybodys)))
     if not common:
-        raise CheckpointError(f'--resume {run}: no checkpoint there that all ranks can read')
-    epoch = max(common)
-    if best and checkpoints.best() in common:
-        epoch = checkpoints.best() or 0
-    state = checkpoints.load(epoch, common[epoch])
-    parts.load_state_dict(state)
+        raise CheckpointError(
+            f'there is no checkpoint in {run} that all ranks can read; --resume RUN names a run'
+        )
+    epoch, best = max(common), everybodys[0]['best']
+    if evaluate:
+        epoch = best if best in common else epoch
+        state = checkpoints.load_model(epoch, common[epoch])
+    else:
+        state = checkpoints.load(epoch, common[epoch])
+    try:
+        if evaluate:
+            parts.model.load_state_dict(state['model'])
+        else:
+            parts.load_state_dict(state, state['epoch'] + 1)
+    except (RuntimeError, KeyError, ValueError) as error:
+        reason = textwrap.shorten(str(error), 400, placeholder=' …')
+        raise CheckpointError(f'{run} does not fit this configuration: {reason}') from error
     return state['epoch'] + 1, state['best']
 
 

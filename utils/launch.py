@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
+
+from utils.config import ConfigError
+from utils.config.loading import check_exists
 
 if TYPE_CHECKING:  # the command line is read before anything heavy is imported
     import torch
@@ -28,7 +33,13 @@ examples:
   how 16 workers would have converged, in one process:
     python train.py --configs configs/digits/cnn.py configs/dgc/wm5.py \\
         --configs.engine.name simulated --configs.engine.size 16
+  what another run's best checkpoint is worth, in one process, however many workers saved it:
+    python train.py --configs configs/digits/cnn.py configs/dgc/wm5.py \\
+        --evaluate --resume 'runs/[digits.cnn+dgc.wm5].np2'
 """
+
+OPTIONS = ('--configs', '--devices', '--evaluate', '--help', '--resume', '--runs', '--suffix')
+RANKS = ('HOROVOD_RANK', 'RANK', 'OMPI_COMM_WORLD_RANK', 'SLURM_PROCID')  # left by launchers
 
 
 class Refused(Exception):
@@ -42,9 +53,20 @@ class Refused(Exception):
         self.rank = rank
 
 
+class Parser(argparse.ArgumentParser):
+    """Tells what is wrong in one line, once however many ranks there are."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the process."""
+        rank = next((os.environ[name] for name in RANKS if name in os.environ), '0')
+        if rank == '0':
+            print(f'train.py: {message}', file=sys.stderr, flush=True)
+        raise SystemExit(BAD_INPUT)
+
+
 def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """The arguments of train.py, and the overrides of settings among them."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog='train.py',
         description='Train a network on many workers that send as little as they can.',
         epilog=EXAMPLES,
@@ -69,7 +91,9 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
         help='where to compute; by default on GPUs where there are any',
     )
     parser.add_argument(
-        '--evaluate', action='store_true', help='only evaluate the best checkpoint of this run'
+        '--evaluate',
+        action='store_true',
+        help='only evaluate the best checkpoint, of this run or with --resume RUN of another',
     )
     parser.add_argument(
         '--resume',
@@ -80,7 +104,12 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
     )
     parser.add_argument('--suffix', default='', help='appended to the name of the run folder')
     parser.add_argument('--runs', default='runs', help='where run folders are made (runs)')
-    return parser.parse_known_args(argv)
+    arguments, overrides = parser.parse_known_args(argv)
+    try:
+        check_exists(arguments.configs)
+    except ConfigError as error:
+        parser.error(str(error))
+    return arguments, overrides
 
 
 class Once(logging.Filter):
@@ -114,13 +143,12 @@ def agreed(engine: Engine, device: torch.device) -> Iterator[None]:
     from datasets import DatasetError
     from dgc.handshake import gather_text
     from utils.checkpoint import CheckpointError
-    from utils.config import ConfigError
 
     trouble = ''
     try:
         yield
     except (ConfigError, DatasetError, CheckpointError, ValueError, TypeError) as error:
-        trouble = str(error).strip() or type(error).__name__
+        trouble = ' '.join(str(error).split()) or type(error).__name__
     troubles = gather_text(engine, trouble, device, limit=1024)
     if not any(troubles):
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import warnings
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -48,20 +48,20 @@ class LearningRate:
             for group, full in zip(self.optimizer.param_groups, self.full, strict=True):
                 group['lr'] = full * factor
         elif self.scheduler is not None and (step - self.warmup_steps) % self.period == 0:
-            self.scheduler.step()
+            with warnings.catch_warnings():  # torch expects the optimizer's step before this one
+                warnings.filterwarnings('ignore', 'Detected call of `lr_scheduler.step')
+                self.scheduler.step()
 
     @property
     def current(self) -> float:
         """The rate of the first parameter group."""
         return float(self.optimizer.param_groups[0]['lr'])
 
-    def state_dict(self) -> dict[str, Any]:
-        """The scheduler's state and the rates that the warm-up leads to."""
-        scheduler = self.scheduler.state_dict() if self.scheduler is not None else {}
-        return {'full': self.full, 'scheduler': scheduler}
+    def resume(self, step: int) -> None:
+        """Be where ``step`` steps from the beginning lead, by the settings of now.
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state_dict()``."""
-        self.full = list(state['full'])
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(state['scheduler'])
+        The rate is a function of the step alone, so nothing is saved: what was saved would bring
+        back the rate of another number of workers, and the end of a shorter schedule.
+        """
+        for past in range(step):
+            self.before_step(past)

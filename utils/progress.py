@@ -103,7 +103,9 @@ class PhaseTimer:
 
 def closing_table(folder: Path, configs: Config, engine: Engine) -> None:
     """What the run came to, on rank 0."""
-    lines = (folder / 'metrics.jsonl').read_text().splitlines() if engine.rank == 0 else []
+    metrics = folder / 'metrics.jsonl'
+    there = engine.rank == 0 and metrics.is_file()  # it is not where nothing was left to train
+    lines = metrics.read_text().splitlines() if there else []
     epochs = [json.loads(line) for line in lines]
     if not epochs:
         return

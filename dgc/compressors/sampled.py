@@ -88,6 +88,8 @@ class SampledTopK(Compressor):
             else:
                 break
             selected = above(importance, threshold)
+        if threshold > 0 and not selected.numel():  # ties that no threshold could part
+            return largest(importance, k)
         if selected.numel() > k:
             selected = selected[largest(importance[selected], k)]
         return selected

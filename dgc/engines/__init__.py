@@ -85,6 +85,11 @@ def run(
     other engines, the launcher says how many workers there are.
     """
     if name == 'simulated':
+        if detect().size > 1:
+            raise EngineError(
+                'engine simulated runs all workers in one process: start the program without a '
+                'launcher'
+            )
         return simulate(size, worker)[0]
     if size != 1:
         raise EngineError(

@@ -26,7 +26,8 @@ T = TypeVar('T')
 def simulate(size: int, worker: Callable[[Engine], T]) -> list[T]:
     """Run ``worker(engine)`` as each of ``size`` workers; returns their results by rank.
 
-    The first error of any worker ends all of them and is raised here.
+    The first error of any worker ends all of them and is raised here, or, where it is one that all
+    raise together, that of a worker whose fault it is: whose ``rank`` is not None.
     """
     if size < 1:
         raise EngineError(f'engine simulated needs a size of at least 1, got {size}')
@@ -48,8 +49,8 @@ def simulate(size: int, worker: Callable[[Engine], T]) -> list[T]:
     world.begin()
     for thread in threads:
         thread.join()
-    if world.error is not None:
-        raise world.error
+    if world.errors:
+        raise min(world.errors, key=lambda error: getattr(error, 'rank', 0) is None)
     return results
 
 
@@ -68,7 +69,7 @@ class World:
         self.size = size
         self.contributions: dict[int, dict[int, tuple[str, Tensor]]] = defaultdict(dict)
         self.mailboxes: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)
-        self.error: BaseException | None = None
+        self.errors: list[BaseException] = []
         self._batons = [threading.Semaphore(0) for _ in range(size)]
         self._blocked: dict[int, Callable[[], bool]] = {}
         self._running = set(range(size))
@@ -91,14 +92,13 @@ class World:
         self._hand_on(rank)
 
     def fail(self, error: BaseException) -> None:
-        """Remember the first error; the others stop where they wait."""
-        if self.error is None:
-            self.error = error
+        """Remember the error; the others stop where they have to wait."""
+        self.errors.append(error)
 
     def wait(self, rank: int, ready: Callable[[], bool]) -> None:
         """Let the others run until ``ready()``."""
         while not ready():
-            if self.error is not None:
+            if self.errors:
                 raise StoppedError('another worker failed')
             self._blocked[rank] = ready
             self._random[rank] = RandomState()
@@ -106,8 +106,6 @@ class World:
             self._batons[rank].acquire()
             self._random[rank].restore()
         self._blocked.pop(rank, None)
-        if self.error is not None:
-            raise StoppedError('another worker failed')
 
     def _hand_on(self, rank: int) -> None:
         """Release the baton of the next rank that can go on."""
@@ -115,7 +113,7 @@ class World:
         alive = [other for other in order if other in self._running]
         for other in alive:
             ready = self._blocked.get(other)
-            if ready is None or self.error is not None or ready():
+            if ready is None or self.errors or ready():
                 self._batons[other].release()
                 return
         if alive:

@@ -10,6 +10,7 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -64,12 +65,30 @@ TABLE: dict[str, Callable[[], dgc.Composition]] = {
     'residual fp16': lambda: sparse(memory=Residual(), fp16_values=True, int32_indices=True),
 }
 WORKERS = (1, 2, 3, 4, 5)
-MOMENTA = {'plain': (0.0, False), 'momentum': (0.9, False), 'nesterov': (0.9, True)}
+MOMENTA = ((0.0, False), (0.9, False), (0.9, True))
 STEPS = 20
 
-rows = pytest.mark.parametrize('row', TABLE)
-worlds = pytest.mark.parametrize('workers', WORKERS)
-momenta = pytest.mark.parametrize('momentum', MOMENTA)
+
+class Case(NamedTuple):
+    """A row, among so many workers, under a kind of momentum."""
+
+    row: str
+    workers: int
+    momentum: float
+    nesterov: bool
+
+    def __str__(self) -> str:
+        kind = 'nesterov' if self.nesterov else 'momentum' if self.momentum else 'plain'
+        return f'{self.row}, {self.workers} workers, {kind}'
+
+
+# Every row meets every number of workers and, in turns, every kind of momentum.
+CASES = [
+    Case(row, workers, *MOMENTA[(number + workers) % len(MOMENTA)])
+    for number, row in enumerate(TABLE)
+    for workers in WORKERS
+]
+cases = pytest.mark.parametrize('case', CASES, ids=str)
 
 
 @dataclass
@@ -84,17 +103,15 @@ class Diary:
     progress: Progress
 
 
-def keep_diary(
-    engine: dgc.Engine, composition: dgc.Composition, steps: int, momentum: float, nesterov: bool
-) -> Diary:
+def keep_diary(engine: dgc.Engine, composition: dgc.Composition, steps: int, case: Case) -> Diary:
     """Train for ``steps`` with weight decay, three steps an epoch, and note everything."""
     named = parameters()
     optimizer = wrap(
         named,
         composition,
         engine,
-        momentum=momentum,
-        nesterov=nesterov,
+        momentum=case.momentum,
+        nesterov=case.nesterov,
         weight_decay=0.01,
         steps_per_epoch=3,
     )
@@ -112,11 +129,11 @@ def keep_diary(
     return Diary(composition, selections, totals, snapshots, kept, optimizer.reducer.progress)
 
 
-def assert_conserved(diaries: list[Diary], momentum: float, nesterov: bool) -> None:
+def assert_conserved(diaries: list[Diary], case: Case) -> None:
     """Applied + kept = all that the memories were given, over the workers and steps."""
     for name, totals in diaries[0].totals.items():
         given = sum(
-            owed(diary.selections[name], momentum, nesterov, diary.composition.memory)
+            owed(diary.selections[name], case.momentum, case.nesterov, diary.composition.memory)
             for diary in diaries
         )
         kept = sum(diary.kept[name] for diary in diaries)
@@ -126,22 +143,14 @@ def assert_conserved(diaries: list[Diary], momentum: float, nesterov: bool) -> N
 class TestOneRun:
     """Properties that are read off one run, made once for each row, size and momentum."""
 
-    @pytest.fixture(scope='class', params=TABLE)
-    def row(self, request) -> str:
+    @pytest.fixture(scope='class', params=CASES, ids=str)
+    def case(self, request) -> Case:
         return request.param
-
-    @pytest.fixture(scope='class', params=WORKERS, ids=lambda workers: f'{workers} workers')
-    def workers(self, request) -> int:
-        return request.param
-
-    @pytest.fixture(scope='class', params=MOMENTA)
-    def momentum(self, request) -> tuple[float, bool]:
-        return MOMENTA[request.param]
 
     @pytest.fixture(scope='class')
-    def diaries(self, row, workers, momentum) -> list[Diary]:
+    def diaries(self, case) -> list[Diary]:
         return dgc.simulate(
-            workers, lambda engine: keep_diary(engine, TABLE[row](), STEPS, *momentum)
+            case.workers, lambda engine: keep_diary(engine, TABLE[case.row](), STEPS, case)
         )
 
     def test_each_worker_sends_or_keeps_all_of_its_corrected_gradient(self, diaries):
@@ -151,19 +160,19 @@ class TestOneRun:
                 for selection in selections:
                     assert torch.equal(selection.sent + selection.kept, selection.corrected)
 
-    def test_what_was_applied_and_what_is_kept_is_all_there_was(self, diaries, momentum):
-        assert_conserved(diaries, *momentum)
+    def test_what_was_applied_and_what_is_kept_is_all_there_was(self, diaries, case):
+        assert_conserved(diaries, case)
 
     def test_parameters_are_the_same_bits_on_all_workers_after_every_step(self, diaries):
         for diary in diaries[1:]:
             for ours, first in zip(diary.snapshots, diaries[0].snapshots, strict=True):
                 assert all(map(torch.equal, ours, first))
 
-    def test_a_row_is_sparse_where_it_says_so(self, diaries, row):
+    def test_a_row_is_sparse_where_it_says_so(self, diaries, case):
         for diary in diaries:
             kept, numel = diary.progress.kept, diary.progress.numel
-            assert kept == numel if row.startswith('dense') else 0 < kept < 0.3 * numel
-            assert any(kept.any() for kept in diary.kept.values()) != row.startswith('dense')
+            assert kept == numel if case.row.startswith('dense') else 0 < kept < 0.3 * numel
+            assert any(kept.any() for kept in diary.kept.values()) != case.row.startswith('dense')
 
 
 @cache
@@ -182,50 +191,48 @@ def dense_sgd(workers: int, momentum: float, nesterov: bool, steps: int) -> list
     return snapshots
 
 
-@rows
-@worlds
-@momenta
-def test_ratio_one_is_momentum_sgd_on_the_mean_gradient(row, workers, momentum):
+@cases
+def test_ratio_one_is_momentum_sgd_on_the_mean_gradient(case):
     def worker(engine):
         composition = replace(
-            TABLE[row](), schedule=RatioSchedule(1.0), rules=LayerRules(), clipping=None
+            TABLE[case.row](), schedule=RatioSchedule(1.0), rules=LayerRules(), clipping=None
         )
-        return keep_diary(engine, composition, 6, *MOMENTA[momentum])
+        return keep_diary(engine, composition, 6, case)
 
-    reference = dense_sgd(workers, *MOMENTA[momentum], steps=6)
-    for diary in dgc.simulate(workers, worker):
+    reference = dense_sgd(case.workers, case.momentum, case.nesterov, steps=6)
+    for diary in dgc.simulate(case.workers, worker):
         for ours, right in zip(diary.snapshots, reference, strict=True):
             torch.testing.assert_close(ours, right, rtol=1e-5, atol=1e-5)
 
 
-@rows
-@worlds
-@momenta
-def test_turning_dense_flushes_what_was_kept_and_loses_nothing(row, workers, momentum):
+@cases
+def test_turning_dense_flushes_what_was_kept_and_loses_nothing(case):
     def worker(engine):
         schedule = RatioSchedule(1.0, warmup_epochs=2, warmup_coeff=[0.02, 0.02])
-        composition = replace(TABLE[row](), schedule=schedule, rules=LayerRules())
-        return keep_diary(engine, composition, 2 * 3 + 1, *MOMENTA[momentum])
+        composition = replace(TABLE[case.row](), schedule=schedule, rules=LayerRules())
+        return keep_diary(engine, composition, 2 * 3 + 1, case)
 
-    diaries = dgc.simulate(workers, worker)
+    diaries = dgc.simulate(case.workers, worker)
     for diary in diaries:
         was_kept = any(notes[-2].kept.any() for notes in diary.selections.values())
-        assert was_kept != row.startswith('dense')
+        assert was_kept != case.row.startswith('dense')
         assert not any(kept.any() for kept in diary.kept.values())
-    assert_conserved(diaries, *MOMENTA[momentum])
+    assert_conserved(diaries, case)
 
 
-@rows
-@pytest.mark.parametrize('workers', [1, 3])
-@momenta
-def test_ten_steps_are_five_a_checkpoint_and_five_more(row, workers, momentum):
-    beta, nesterov = MOMENTA[momentum]
-    settings = {'momentum': beta, 'nesterov': nesterov, 'weight_decay': 0.01, 'steps_per_epoch': 3}
+@pytest.mark.parametrize('case', [case for case in CASES if case.workers in (1, 3)], ids=str)
+def test_ten_steps_are_five_a_checkpoint_and_five_more(case):
+    settings = {
+        'momentum': case.momentum,
+        'nesterov': case.nesterov,
+        'weight_decay': 0.01,
+        'steps_per_epoch': 3,
+    }
 
     def worker(engine):
         def fresh():
             named = parameters()
-            return named, wrap(named, TABLE[row](), engine, **settings)
+            return named, wrap(named, TABLE[case.row](), engine, **settings)
 
         straight, optimizer = fresh()
         train(optimizer, straight, range(10), engine.rank)
@@ -245,7 +252,7 @@ def test_ten_steps_are_five_a_checkpoint_and_five_more(row, workers, momentum):
         train(resumed, second, range(5, 10), engine.rank)
         return [(values(straight), optimizer), (values(second), resumed)]
 
-    for (straight, optimizer), (second, resumed) in dgc.simulate(workers, worker):
+    for (straight, optimizer), (second, resumed) in dgc.simulate(case.workers, worker):
         assert all(map(torch.equal, straight, second))
         assert_same(optimizer.state_dict(), resumed.state_dict())
         ratios = [[b.ratio for b in o.reducer.buckets] for o in (optimizer, resumed)]

@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import os
 import re
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,15 +115,29 @@ def here(*arguments: str | Path) -> Done:
     import train
     from utils.launch import parse_arguments
 
-    output, threads = io.StringIO(), torch.get_num_threads()
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output), settings_kept():
+        torch.set_num_threads(1)
         try:
             code = train.main(*parse_arguments(list(map(str, arguments))))
         except SystemExit as error:
             code = int(error.code or 0)
-        finally:
-            torch.set_num_threads(threads)
     return Done(code, output.getvalue())
+
+
+@contextlib.contextmanager
+def settings_kept() -> Iterator[None]:
+    """Put back what train.py sets for the whole process: threads, and where warnings go."""
+    threads, root = torch.get_num_threads(), logging.root
+    handlers, level = root.handlers[:], root.level
+    root.handlers.clear()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        logging.captureWarnings(False)
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 @dataclass(frozen=True)

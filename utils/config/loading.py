@@ -27,8 +27,7 @@ def load(
             applied after all files; later ones win.
         known: the program's other options, to suggest one where an option is misspelt.
     """
-    for path in paths:
-        _check_exists(Path(path))
+    check_exists(paths)
     configs._settings.clear()
     files = (file for path in paths for file in _with_declarations(Path(os.path.abspath(path))))
     for file in dict.fromkeys(files):  # each once, in order
@@ -40,12 +39,14 @@ def load(
     return configs
 
 
-def _check_exists(path: Path) -> None:
-    if not path.is_file():
-        folder = path.parent
-        files = (*folder.parent.glob('*/*.py'), *folder.glob('*/*.py'), *folder.glob('*.py'))
-        known = {_last_two(file): str(file) for file in files if file.name != '__init__.py'}
-        raise ConfigError(f'there is no config file {path}{hint(_last_two(path), known)}')
+def check_exists(paths: Iterable[str | Path]) -> None:
+    """Raise a ConfigError that names the first config file that is not there."""
+    for path in map(Path, paths):
+        if not path.is_file():
+            folder = path.parent
+            files = (*folder.parent.glob('*/*.py'), *folder.glob('*/*.py'), *folder.glob('*.py'))
+            known = {_last_two(file): str(file) for file in files if file.name != '__init__.py'}
+            raise ConfigError(f'there is no config file {path}{hint(_last_two(path), known)}')
 
 
 def _last_two(path: Path) -> str:

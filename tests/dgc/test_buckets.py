@@ -1,0 +1,188 @@
+import pytest
+import torch
+from dgc_helpers import parameters
+from torch.nn import Parameter
+
+from dgc.buckets import Bucket, PerTensor
+from dgc.rules import LayerRules
+from dgc.schedule import RatioSchedule
+
+SPARSE = RatioSchedule(0.01)
+
+
+def in_one_group(named, **group):
+    return [(name, parameter, group) for name, parameter in named]
+
+
+def plan(members, planner=None, rules=None, schedule=SPARSE, buffers=()):
+    return (planner or PerTensor()).plan(members, rules or LayerRules(), schedule, buffers)
+
+
+def names(buckets):
+    return [[member.name for member in bucket.members] for bucket in buckets]
+
+
+def two() -> Bucket:
+    """A matrix and a vector in one bucket, with two buffers."""
+    named = [('w', Parameter(torch.zeros(2, 3))), ('b', Parameter(torch.zeros(4)))]
+    return Bucket(in_one_group(named), buffers=('momentum', 'velocity'))
+
+
+class TestStorage:
+    def test_gradients_are_views_into_the_flat_one(self):
+        bucket = two()
+        bucket.zero()
+        bucket.gradient.copy_(torch.arange(10.0))
+        weight, bias = (member.parameter for member in bucket.members)
+        assert weight.grad.tolist() == [[0, 1, 2], [3, 4, 5]]
+        assert bias.grad.tolist() == [6, 7, 8, 9]
+        weight.grad[1, 2] = 50
+        assert bucket.gradient[5] == 50
+
+    def test_autograd_accumulates_into_the_views(self):
+        bucket = two()
+        bucket.zero()
+        for _ in range(2):
+            sum(member.parameter.sum() for member in bucket.members).backward()
+        assert bucket.gradient.tolist() == [2.0] * 10
+
+    @pytest.mark.parametrize('elsewhere', [torch.ones(2, 3), torch.ones(3, 2).t()])
+    def test_a_gradient_from_elsewhere_is_brought_back(self, elsewhere):
+        bucket = two()
+        member = bucket.members[0]
+        member.parameter.grad = elsewhere
+        bucket.collect(member)
+        assert bucket.gradient.tolist() == [1.0] * 6 + [0.0] * 4
+        assert member.parameter.grad.data_ptr() == bucket.gradient.data_ptr()
+
+    def test_a_sparse_gradient_of_an_embedding_is_brought_back(self):
+        embedding = torch.nn.Embedding(4, 2, sparse=True)
+        bucket = Bucket(in_one_group(embedding.named_parameters()))
+        embedding(torch.tensor([3, 1, 3])).sum().backward()
+        bucket.collect(bucket.members[0])
+        assert bucket.gradient.tolist() == [0, 0, 1, 1, 0, 0, 2, 2]
+
+    def test_views_follow_the_logical_order_of_a_channels_last_parameter(self):
+        values = torch.arange(24.0).view(2, 3, 2, 2)
+        parameter = Parameter(values.to(memory_format=torch.channels_last))
+        bucket = Bucket(in_one_group([('w', parameter)]))
+        parameter.grad = (parameter.detach() * 2).to(memory_format=torch.channels_last)
+        bucket.collect(bucket.members[0])
+        assert bucket.gradient.tolist() == (2 * values).flatten().tolist()
+
+    def test_zero_forgets_a_gradient_that_lay_elsewhere(self):
+        bucket = two()
+        bucket.members[0].parameter.grad = torch.ones(2, 3)
+        bucket.gradient.fill_(7)
+        bucket.zero()
+        assert not any(member.parameter.grad.any() for member in bucket.members)
+
+    @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16, torch.float16])
+    def test_sums_and_buffers_are_float32_whatever_the_gradient_is(self, dtype):
+        parameter = Parameter(torch.zeros(2, 2, dtype=dtype))
+        bucket = Bucket(in_one_group([('w', parameter)]), buffers=('residual',))
+        assert bucket.gradient.dtype == dtype
+        assert bucket.total.dtype == bucket.buffers['residual'].dtype == torch.float32
+        bucket.assign_mean(bucket.hold(torch.tensor([3.0, 6.0, 9.0, 12.0])), workers=3)
+        assert bucket.gradient.tolist() == [1, 2, 3, 4]
+        assert not bucket.zeroed_total().any()
+
+    def test_a_bucket_is_named_by_its_first_parameter(self):
+        assert two().name == 'w and 1 more'
+        assert Bucket(in_one_group([('w', Parameter(torch.zeros(1)))])).name == 'w'
+
+
+class TestHyperparameters:
+    def test_they_follow_the_optimizers_group(self):
+        group = {'momentum': 0.5, 'nesterov': True}
+        bucket = Bucket([('w', Parameter(torch.zeros(1)), group)])
+        assert (bucket.momentum, bucket.nesterov) == (0.5, True)
+        group['momentum'] = 0.25
+        assert bucket.momentum == 0.25
+
+    def test_an_optimizer_without_momentum_has_none(self):
+        assert (two().momentum, two().nesterov) == (0.0, False)
+
+    def test_they_may_not_differ_inside_a_bucket(self):
+        members = [(str(m), Parameter(torch.zeros(1)), {'momentum': m}) for m in (0.1, 0.9)]
+        with pytest.raises(ValueError, match=r'momentum differs .* 0 and 1 more|0.1 and 1 more'):
+            _ = Bucket(members).momentum
+
+
+class TestState:
+    def filled(self, members, planner):
+        buckets = plan(members, planner, buffers=('residual',))
+        for bucket in buckets:
+            for name, view in bucket.views(bucket.buffers['residual']):
+                view.fill_(len(name))
+        return buckets
+
+    def test_it_is_kept_by_parameter_so_that_plans_may_change(self):
+        members = in_one_group(parameters())
+        saved = {}
+        for bucket in self.filled(members, PerTensor(dense_bytes=1)):
+            saved.update(bucket.state_dict())
+        together = Bucket(members, buffers=('residual',))
+        together.load_state_dict(saved)
+        for name, view in together.views(together.buffers['residual']):
+            assert torch.equal(view, torch.full(view.shape, float(len(name))))
+
+    def test_it_is_a_copy(self):
+        bucket = two()
+        state = bucket.state_dict()
+        bucket.buffers['momentum'].fill_(1)
+        assert not state['w']['momentum'].any()
+
+    def test_what_was_not_saved_is_zero(self):
+        bucket = two()
+        bucket.buffers['momentum'].fill_(1)
+        bucket.load_state_dict({'b': {'momentum': torch.full((4,), 2.0)}})
+        assert bucket.buffers['momentum'].tolist() == [0.0] * 6 + [2.0] * 4
+
+    def test_another_shape_is_refused_by_name(self):
+        with pytest.raises(ValueError, match=r'velocity of b .* \(5,\).* \(4,\)'):
+            two().load_state_dict({'b': {'velocity': torch.zeros(5)}})
+
+
+class TestPerTensor:
+    def test_a_sparse_parameter_travels_alone_last_first_and_the_rest_together(self):
+        buckets = plan(in_one_group(parameters()))
+        assert names(buckets) == [['narrow.weight'], ['wide.weight'], ['scale', 'bias']]
+        assert [bucket.schedule for bucket in buckets] == [SPARSE, SPARSE, None]
+
+    def test_dense_by_ratio_and_dense_by_rule_share_a_bucket(self):
+        members = in_one_group(parameters())
+        assert len(plan(members, schedule=RatioSchedule(1.0))) == 1
+        assert len(plan(members, rules=LayerRules(dense=['*']))) == 1
+        assert len(plan(members, rules=LayerRules(ratios={'*.weight': 1.5}))) == 1
+
+    def test_a_sparse_warm_up_to_ratio_one_is_not_dense_yet(self):
+        assert len(plan(in_one_group(parameters()), schedule=RatioSchedule(1.0, 1, [0.1]))) == 3
+
+    def test_dense_buckets_are_cut_at_a_size(self):
+        named = [(str(i), Parameter(torch.zeros(n))) for i, n in enumerate([1, 9, 2, 2, 2])]
+        buckets = plan(in_one_group(named), PerTensor(dense_bytes=16))
+        assert names(buckets) == [['4', '3'], ['2'], ['1'], ['0']]
+
+    def test_types_and_momenta_never_share_a_bucket(self):
+        def member(name, dtype=torch.float32, **group):
+            return (name, Parameter(torch.zeros(2, dtype=dtype)), group)
+
+        members = [
+            member('half', torch.bfloat16),
+            member('none'),
+            member('heavy', momentum=0.9),
+            member('nesterov', momentum=0.9, nesterov=True),
+            member('decayed', weight_decay=0.1),
+            member('heavy too', momentum=0.9, weight_decay=0.1),
+        ]
+        assert sorted(map(sorted, names(plan(members)))) == [
+            ['decayed', 'none'],
+            ['half'],
+            ['heavy', 'heavy too'],
+            ['nesterov'],
+        ]
+
+    def test_parameters_without_elements_are_left_out(self):
+        named = [('none', Parameter(torch.zeros(0, 3))), ('one', Parameter(torch.zeros(1, 1)))]
+        assert names(plan(in_one_group(named))) == [['one']]

@@ -1,0 +1,318 @@
+"""The simulated engine: its collectives, its counters, and that it never hangs."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from dgc_helpers import parameters, train, values, wrap
+
+import dgc
+from dgc import EngineError, simulate
+from dgc.engines import LocalEngine, run
+from dgc.engines.base import CommunicationThread
+
+SIZES = [1, 2, 3, 5, 8]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.uint8]
+
+
+class TestCollectives:
+    @pytest.mark.parametrize('size', SIZES)
+    def test_ranks_are_numbered_on_machines_of_their_own(self, size):
+        places = simulate(size, lambda e: (e.rank, e.size, e.local_rank, e.local_size))
+        assert places == [(rank, size, 0, 1) for rank in range(size)]
+
+    @pytest.mark.parametrize('dtype', DTYPES)
+    def test_all_reduce_sums_in_place(self, dtype):
+        def worker(engine):
+            ours = torch.tensor([[engine.rank, 1]], dtype=dtype)
+            assert engine.all_reduce(ours) is ours
+            return ours.tolist()
+
+        assert simulate(4, worker) == [[[6, 4]]] * 4
+
+    @pytest.mark.parametrize('dtype', DTYPES)
+    def test_all_gather_has_a_row_for_each_rank(self, dtype):
+        def worker(engine):
+            return engine.all_gather(torch.tensor([engine.rank, 7], dtype=dtype))
+
+        for gathered in simulate(3, worker):
+            assert gathered.dtype == dtype
+            assert gathered.tolist() == [[0, 7], [1, 7], [2, 7]]
+
+    @pytest.mark.parametrize('root', [0, 2])
+    def test_broadcast_overwrites_everybodys_with_the_roots(self, root):
+        worker = lambda e: e.broadcast(torch.tensor(float(e.rank)), root).item()  # noqa: E731
+        assert simulate(3, worker) == [root] * 3
+
+    def test_send_recv_goes_round_a_ring(self):
+        def worker(engine):
+            after, before = (engine.rank + 1) % engine.size, (engine.rank - 1) % engine.size
+            return engine.send_recv(torch.tensor([engine.rank]), after, before).item()
+
+        assert simulate(4, worker) == [3, 0, 1, 2]
+
+    def test_send_recv_may_go_one_way_and_keeps_the_order(self):
+        def worker(engine):
+            received = []
+            for number in range(3):
+                source, destination = (None, 1) if engine.rank == 0 else (0, None)
+                received.append(engine.send_recv(torch.tensor([number]), destination, source))
+            return [None if tensor is None else tensor.item() for tensor in received]
+
+        assert simulate(2, worker) == [[None] * 3, [0, 1, 2]]
+
+    def test_what_was_sent_may_be_overwritten_at_once(self):
+        def worker(engine):
+            ours = torch.tensor([engine.rank])
+            if engine.rank == 0:
+                engine.send_recv(ours, 1, None)
+                ours.fill_(9)
+                return None
+            return engine.send_recv(ours, None, 0).item()
+
+        assert simulate(2, worker) == [None, 0]
+
+    def test_nobody_passes_a_barrier_alone(self):
+        events = []
+
+        def worker(engine):
+            events.append('before')
+            engine.barrier()
+            events.append('after')
+
+        simulate(3, worker)
+        assert events == ['before'] * 3 + ['after'] * 3
+
+
+class TestDeterminism:
+    def test_two_runs_are_equal_down_to_the_order_of_events(self):
+        def a_run():
+            events = []
+
+            def worker(engine):
+                for _ in range(5):
+                    total = engine.all_reduce(torch.randn(3) + engine.rank)
+                    events.append((engine.rank, total.tolist(), random.random()))
+
+            torch.manual_seed(1)
+            random.seed(1)
+            simulate(4, worker)
+            return events
+
+        assert a_run() == a_run()
+
+    def test_only_one_worker_runs_at_a_time(self):
+        running, seen = [0], []
+
+        def worker(engine):
+            for _ in range(3):
+                running[0] += 1
+                torch.ones(1000).sum()  # long enough for Python to change threads, were they free
+                seen.append(running[0])
+                running[0] -= 1
+                engine.barrier()
+
+        simulate(6, worker)
+        assert seen == [1] * 18
+
+    @pytest.mark.parametrize('size', SIZES)
+    def test_random_numbers_do_not_depend_on_how_many_others_there_are(self, size):
+        def worker(engine):
+            drawn = []
+            for _ in range(3):
+                drawn += [torch.rand(1).item(), float(np.random.rand()), random.random()]
+                engine.barrier()
+                if engine.rank == 1:
+                    torch.rand(5), np.random.rand(5), random.random()
+            return drawn
+
+        def draws(workers):
+            torch.manual_seed(3)
+            np.random.seed(3)
+            random.seed(3)
+            return simulate(workers, worker)[0]
+
+        assert draws(size) == draws(1)
+
+    def test_seeds_belong_to_their_worker(self):
+        def worker(engine):
+            torch.manual_seed(engine.rank)
+            engine.barrier()
+            return torch.rand(1).item()
+
+        expected = [
+            torch.rand(1, generator=torch.Generator().manual_seed(r)).item() for r in (0, 1)
+        ]
+        assert simulate(2, worker) == expected
+
+    def test_workers_have_the_callers_number_of_threads(self):
+        assert simulate(2, lambda engine: torch.get_num_threads()) == [torch.get_num_threads()] * 2
+
+
+class TestTraffic:
+    @pytest.mark.parametrize('size', SIZES)
+    def test_counters_are_the_closed_forms(self, size):
+        def worker(engine):
+            counts = []
+
+            def count(call, *arguments):
+                before = engine.traffic.sent, engine.traffic.received, engine.traffic.messages
+                call(*arguments)
+                after = engine.traffic.sent, engine.traffic.received, engine.traffic.messages
+                counts.append(tuple(b - a for a, b in zip(before, after, strict=True)))
+
+            count(engine.all_reduce, torch.zeros(120))
+            count(engine.all_gather, torch.zeros(10, dtype=torch.uint8))
+            count(engine.barrier)
+            count(engine.send_recv, torch.zeros(6), engine.rank, engine.rank)
+            count(engine.send_recv, torch.zeros(6), None, None)
+            count(engine.broadcast, torch.zeros(2))
+            return counts
+
+        others = size - 1
+        ring = round(2 * others / size * 480)
+        for rank, counts in enumerate(simulate(size, worker)):
+            copies = (size - 1).bit_length() if rank == 0 else 0
+            assert counts == [
+                (ring, ring, 2 * others),
+                (others * 10, others * 10, others),
+                (0, 0, 0),
+                (24, 24, 1),
+                (0, 0, 0),
+                (copies * 8, 8 if rank else 0, copies),
+            ]
+
+    def test_time_inside_the_engine_is_counted(self):
+        def worker(engine):
+            engine.barrier()
+            return engine.traffic.seconds
+
+        assert all(0 < seconds < 60 for seconds in simulate(2, worker))
+
+
+@pytest.mark.timeout(60)
+class TestItNeverHangs:
+    def test_the_first_error_ends_all_workers_and_is_the_one_that_is_raised(self):
+        reached = []
+
+        def worker(engine):
+            for step in range(5):
+                if engine.rank == 2 and step == 3:
+                    raise ZeroDivisionError('rank 2 at step 3')
+                engine.barrier()
+                reached.append((engine.rank, step))
+
+        with pytest.raises(ZeroDivisionError, match='rank 2 at step 3'):
+            simulate(4, worker)
+        assert max(step for _, step in reached) == 2
+
+    def test_an_error_before_anybody_waits_ends_all_workers(self):
+        def worker(engine):
+            if engine.rank == 0:
+                raise KeyError('early')
+            engine.barrier()
+
+        with pytest.raises(KeyError, match='early'):
+            simulate(3, worker)
+
+    @pytest.mark.parametrize('size', [1, 3])
+    def test_a_message_that_is_never_sent_is_a_deadlock(self, size):
+        def worker(engine):
+            engine.send_recv(torch.zeros(1), None, (engine.rank + 1) % size)
+
+        with pytest.raises(EngineError, match=r'deadlock: ranks \[0'):
+            simulate(size, worker)
+
+    def test_a_worker_that_leaves_the_others_waiting_is_a_deadlock(self):
+        """horovod#507: unequal numbers of steps."""
+
+        def worker(engine):
+            for _ in range(6 if engine.rank == 0 else 5):
+                engine.barrier()
+
+        with pytest.raises(EngineError, match=r'deadlock: ranks \[0\]'):
+            simulate(2, worker)
+
+    @pytest.mark.parametrize(
+        ('call', 'found'),
+        [
+            (lambda e: e.all_reduce(torch.zeros(3)), 'all_reduce of torch.float32'),
+            (lambda e: e.all_gather(torch.zeros(4)), r'all_gather of torch.float32 \[4\]'),
+            (lambda e: e.all_gather(torch.zeros(3).half()), 'all_gather of torch.float16'),
+            (lambda e: e.barrier(), 'barrier'),
+        ],
+    )
+    def test_collectives_that_do_not_match_are_named(self, call, found):
+        def worker(engine):
+            if engine.rank == 1:
+                call(engine)
+            else:
+                engine.all_gather(torch.zeros(3))
+
+        with pytest.raises(EngineError, match=f'{found}|where rank . calls {found}'):
+            simulate(3, worker)
+
+    @pytest.mark.parametrize('size', [0, -1])
+    def test_no_workers_are_refused(self, size):
+        with pytest.raises(EngineError, match='a size of at least 1'):
+            simulate(size, lambda engine: None)
+
+
+def test_run_gives_the_result_of_rank_0():
+    assert run(lambda engine: (engine.rank, engine.size), 'simulated', 3) == (0, 3)
+
+
+class TestLocalEngine:
+    def test_every_sum_is_its_own_part(self):
+        engine, ours = LocalEngine(), torch.arange(3.0)
+        assert engine.all_reduce(ours.clone()).tolist() == [0, 1, 2]
+        assert engine.all_gather(ours).tolist() == [[0, 1, 2]]
+        assert engine.broadcast(ours.clone()).tolist() == [0, 1, 2]
+        assert engine.send_recv(ours, 0, 0).tolist() == [0, 1, 2]
+        assert engine.send_recv(ours, None, None) is None
+        engine.barrier()
+        assert engine.traffic.sent == engine.traffic.received == 24 / 2
+
+    @pytest.mark.parametrize(('destination', 'source'), [(1, 0), (0, 1), (None, 0), (0, None)])
+    def test_there_is_nobody_to_send_to(self, destination, source):
+        with pytest.raises(ValueError, match='rank 0 is alone'):
+            LocalEngine().send_recv(torch.zeros(1), destination, source)
+
+
+class ThreadedEngine(LocalEngine):
+    """A local engine with a thread of its own, as engines between processes have."""
+
+    has_thread = True
+
+
+class TestTheEnginesThread:
+    def test_jobs_run_on_one_thread_in_the_order_in_which_they_came(self):
+        thread, done = CommunicationThread(), []
+        futures = [
+            thread.submit(lambda n=n: done.append((n, thread.is_current))) for n in range(99)
+        ]
+        assert [future.result(timeout=30) for future in futures] == [None] * 99
+        assert done == [(number, True) for number in range(99)]
+        assert not thread.is_current
+
+    def test_errors_go_to_whoever_waits_and_the_thread_lives_on(self):
+        engine = ThreadedEngine()
+        failing = engine.submit(lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            failing.result(timeout=30)
+        assert engine.submit(lambda: 5).result(timeout=30) == 5
+
+    def test_a_job_may_call_the_engine(self):
+        engine = ThreadedEngine()
+        job = engine.submit(lambda: engine.all_reduce(torch.ones(2)).tolist())
+        assert job.result(timeout=30) == [1, 1]
+
+    def test_training_does_not_depend_on_it(self):
+        results = []
+        for engine in (LocalEngine(), ThreadedEngine()):
+            named = parameters()
+            optimizer = wrap(named, dgc.deep_gradient_compression(0.02), engine, momentum=0.9)
+            train(optimizer, named, 5)
+            results.append(values(named))
+        assert all(map(torch.equal, *results))

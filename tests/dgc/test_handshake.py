@@ -1,0 +1,168 @@
+import pytest
+import torch
+from dgc_helpers import parameters, wrap
+from torch.nn import Parameter
+
+import dgc
+from dgc.engines import LocalEngine
+from dgc.handshake import (
+    HandshakeError,
+    average_tensors,
+    broadcast_tensors,
+    check_agreement,
+    describe,
+    gather_text,
+    shake_hands,
+)
+
+TENSORS = {
+    'float32': torch.tensor([[1.5, -2.0]]),
+    'float16': torch.tensor([1.5, -2.0], dtype=torch.float16),
+    'bfloat16': torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+    'float64': torch.tensor([1e-300], dtype=torch.float64),
+    'int64': torch.tensor([2**62, -1]),
+    'int8': torch.tensor([-128, 127], dtype=torch.int8),
+    'uint8': torch.tensor([255], dtype=torch.uint8),
+    'bool': torch.tensor([True, False, True]),
+    '0-d float': torch.tensor(3.25),
+    '0-d int': torch.tensor(7),
+    '0-d bool': torch.tensor(True),
+    'empty': torch.zeros(0, 3),
+    'channels_last': torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    'transposed': torch.arange(6.0).view(2, 3).t(),
+}
+
+
+def differing(rank: int, changed: int, **changes):
+    """Aspects of a rank, of which one differs on rank ``changed``."""
+    settings = {'shape': (2, 3), 'dtype': torch.float32, 'name': 'w', 'configuration': 'lr = 0.1'}
+    if rank == changed:
+        settings |= changes
+    parameter = Parameter(torch.zeros(settings['shape'], dtype=settings['dtype']))
+    return [(settings['name'], parameter)], settings['configuration']
+
+
+class TestShakeHands:
+    @pytest.mark.parametrize(
+        ('change', 'aspect'),
+        [
+            ({'name': 'v'}, 'parameter names'),
+            ({'shape': (3, 2)}, 'parameter shapes'),
+            ({'dtype': torch.bfloat16}, 'parameter types'),
+            ({'configuration': 'lr = 0.2'}, 'the configuration'),
+        ],
+    )
+    @pytest.mark.parametrize('changed', [1, 2])
+    def test_a_rank_that_differs_is_named_on_every_rank(self, change, aspect, changed):
+        def worker(engine):
+            named, configuration = differing(engine.rank, changed, **change)
+            with pytest.raises(HandshakeError) as caught:
+                wrap(named, dgc.dense(), engine, configuration=configuration)
+            return str(caught.value)
+
+        messages = dgc.simulate(3, worker)
+        assert len(set(messages)) == 1
+        assert f'rank {changed} and rank 0 differ in {aspect}' in messages[0]
+
+    def test_another_codec_version_is_refused(self):
+        def worker(engine):
+            aspects = describe(parameters())
+            if engine.rank == 1:
+                aspects['the codec version'] = '0'
+            shake_hands(engine, aspects, 'cpu')
+
+        with pytest.raises(HandshakeError, match='rank 1 and rank 0 differ in the codec version'):
+            dgc.simulate(2, worker)
+
+    def test_a_parameter_more_is_refused(self):
+        def worker(engine):
+            named = parameters()
+            wrap(named[: 4 - engine.rank], dgc.dense(), engine)
+
+        with pytest.raises(HandshakeError, match='rank 1 and rank 0 differ in parameter names'):
+            dgc.simulate(2, worker)
+
+    def test_ranks_that_agree_start(self):
+        def worker(engine):
+            named, configuration = differing(engine.rank, changed=-1)
+            return wrap(named, dgc.dense(), engine, configuration=configuration).steps
+
+        assert dgc.simulate(3, worker) == [0, 0, 0]
+
+
+@pytest.mark.parametrize('name', TENSORS)
+def test_any_type_and_shape_is_broadcast(name):
+    """grace#2, horovod#4047: 0-dimensional, bool, small integers, bfloat16."""
+
+    def worker(engine):
+        ours = TENSORS[name].clone()
+        if engine.rank != 1:
+            ours.zero_()
+        strides = ours.stride()
+        broadcast_tensors(engine, [ours], root=1)
+        assert ours.stride() == strides
+        return ours
+
+    for received in dgc.simulate(3, worker):
+        assert torch.equal(received, TENSORS[name])
+
+
+def test_everybody_starts_from_rank_0():
+    """Frozen parameters and those of integers too (horovod#1608)."""
+
+    def worker(engine):
+        named = [
+            ('weight', Parameter(torch.full((2, 2), float(engine.rank)))),
+            ('count', Parameter(torch.tensor(engine.rank), requires_grad=False)),
+            ('frozen', Parameter(torch.full((3,), float(engine.rank)), requires_grad=False)),
+        ]
+        wrap(named, dgc.dense(), engine)
+        return [parameter.tolist() for _, parameter in named]
+
+    assert dgc.simulate(3, worker) == [[[[0, 0], [0, 0]], 0, [0, 0, 0]]] * 3
+
+
+def test_running_statistics_are_averaged_and_counts_are_not():
+    def worker(engine):
+        tensors = [
+            torch.tensor([1.0, 2.0]) * engine.rank,
+            torch.tensor(5 + engine.rank),
+            torch.tensor([[3.0]], dtype=torch.bfloat16) * engine.rank,
+        ]
+        before = engine.traffic.messages
+        average_tensors(engine, tensors)
+        assert engine.traffic.messages - before == 4  # one all-reduce among three
+        return [tensor.tolist() for tensor in tensors]
+
+    results = dgc.simulate(3, worker)
+    assert results == [[[1.0, 2.0], 5 + rank, [[3.0]]] for rank in range(3)]
+
+
+def test_averaging_nothing_and_alone_is_quiet():
+    engine, statistic = LocalEngine(), torch.tensor([2.0])
+    average_tensors(engine, [])
+    average_tensors(engine, [torch.tensor(3)])
+    average_tensors(engine, [statistic])
+    assert engine.traffic.seconds == 0
+    assert statistic.item() == 2
+
+
+@pytest.mark.parametrize('name', [name for name in TENSORS if name != 'empty'])
+def test_parameters_that_have_parted_are_seen_on_every_rank(name):
+    def worker(engine):
+        tensors = [torch.ones(3), TENSORS[name].clone()]
+        check_agreement(engine, tensors)
+        if engine.rank == 1:
+            tensors[1].zero_()
+        with pytest.raises(HandshakeError, match='rank 1 and rank 0 hold different'):
+            check_agreement(engine, tensors)
+        return True
+
+    assert all(dgc.simulate(2, worker))
+
+
+def test_texts_are_gathered_by_rank_and_cut():
+    worker = lambda e: gather_text(e, 'ä' * 3 + str(e.rank), 'cpu', limit=7)  # noqa: E731
+    assert dgc.simulate(2, worker) == [['äää0', 'äää1']] * 2
+    worker = lambda e: gather_text(e, 'ä' * 9, 'cpu', limit=7)  # noqa: E731
+    assert dgc.simulate(2, worker) == [['äää', 'äää']] * 2

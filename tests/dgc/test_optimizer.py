@@ -1,0 +1,591 @@
+"""DistributedOptimizer: what a training loop may do to it, and what it refuses."""
+
+import copy
+
+import pytest
+import torch
+from dgc_helpers import kept_by, loss, parameters, set_gradients, target, train, values, wrap
+from torch import nn
+from torch.nn import Parameter
+
+import dgc
+from dgc.buckets import PerTensor
+from dgc.codec import PlainCodec
+from dgc.compressors import TopK
+from dgc.engines import LocalEngine
+from dgc.memory import MomentumCorrection, Residual
+
+MAKERS = {
+    'dense': dgc.dense,
+    'dgc': lambda: dgc.deep_gradient_compression(0.02),
+    'residual': lambda: dgc.deep_gradient_compression(0.02, memory=Residual(), compressor=TopK()),
+}
+every = pytest.mark.parametrize('make', MAKERS.values(), ids=MAKERS)
+
+
+def exact(ratio: float = 0.05, **parts) -> dgc.Composition:
+    return dgc.deep_gradient_compression(ratio, compressor=TopK(), **parts)
+
+
+class TestTraining:
+    @every
+    def test_one_worker_trains_normally(self, make):
+        """hivemind PR#450: with one worker, the gradients came out as zeros."""
+        named = parameters()
+        goals = [target(p, 0, 0, index) for index, (_, p) in enumerate(named)]
+        optimizer = wrap(named, make(), lr=0.5)
+        for _ in range(150):
+            optimizer.zero_grad()
+            loss(named, 0, 0).backward()
+            optimizer.step()
+        for (_, parameter), goal in zip(named, goals, strict=True):
+            torch.testing.assert_close(parameter.detach(), goal, rtol=0, atol=1e-2)
+
+    def test_error_feedback_engages_at_the_first_step(self):
+        """grace#10."""
+        for memory in (Residual(), MomentumCorrection()):
+            named = parameters()
+            optimizer = wrap(named, exact(memory=memory))
+            train(optimizer, named, 1)
+            sparse, dense = optimizer.reducer.buckets[:2], optimizer.reducer.buckets[2]
+            assert all(kept_by(bucket).count_nonzero() > 0.9 * bucket.numel for bucket in sparse)
+            assert not kept_by(dense).any()
+
+    def test_momentum_is_applied_once(self):
+        """Paddle PR#20758: one rank, ratio 1.0, equals momentum SGD."""
+        ours, torchs = parameters(), parameters()
+        train(wrap(ours, dgc.deep_gradient_compression(1.0), momentum=0.9), ours, 8)
+        train(torch.optim.SGD([p for _, p in torchs], lr=0.1, momentum=0.9), torchs, 8)
+        torch.testing.assert_close(values(ours), values(torchs), rtol=1e-5, atol=1e-6)
+
+    @pytest.mark.parametrize('ratio', [1.0, 0.05])
+    def test_weight_decay_is_each_groups_own(self, ratio):
+        """Paddle PR#22888: BatchNorm's decay is 0, others' 1e-4; gradients of zero show decay
+        alone."""
+        ours, torchs = parameters(), parameters()
+
+        def groups(named):
+            return [
+                {'params': [p for _, p in named if p.dim() >= 2], 'weight_decay': 1e-2},
+                {'params': [p for _, p in named if p.dim() < 2], 'weight_decay': 0.0},
+            ]
+
+        inner = dgc.DGCSGD(groups(ours), lr=0.1, momentum=0.9)
+        optimizer = dgc.DistributedOptimizer(inner, ours, exact(ratio), LocalEngine())
+        reference = torch.optim.SGD(groups(torchs), lr=0.1, momentum=0.9)
+        for _ in range(5):
+            for named, step in ((ours, optimizer), (torchs, reference)):
+                step.zero_grad()
+                set_gradients(named, {name: torch.zeros(p.shape) for name, p in named})
+                step.step()
+        torch.testing.assert_close(values(ours), values(torchs), rtol=1e-6, atol=1e-7)
+        before = dict(zip([n for n, _ in ours], values(parameters()), strict=True))
+        for name, parameter in ours:
+            assert torch.equal(parameter, before[name]) == (parameter.dim() < 2)
+
+    def test_decay_beside_real_gradients_has_its_own_momentum(self):
+        """Paddle PR#21278: at ratio 1.0, with decay, it is dense SGD."""
+        ours, torchs = parameters(), parameters()
+        settings = {'lr': 0.1, 'momentum': 0.9, 'weight_decay': 0.05}
+        train(wrap(ours, exact(1.0), **settings), ours, 10)
+        train(torch.optim.SGD([p for _, p in torchs], **settings), torchs, 10)
+        torch.testing.assert_close(values(ours), values(torchs), rtol=1e-5, atol=1e-6)
+
+    @pytest.mark.parametrize('optimizer', [torch.optim.Adam, torch.optim.RMSprop])
+    def test_other_optimizers_apply_the_mean(self, optimizer):
+        ours, torchs = parameters(), parameters()
+        inner = optimizer([p for _, p in ours], lr=0.01)
+        train(dgc.DistributedOptimizer(inner, ours, dgc.dense(), LocalEngine()), ours, 5)
+        train(optimizer([p for _, p in torchs], lr=0.01), torchs, 5)
+        torch.testing.assert_close(values(ours), values(torchs))
+
+
+class TestShapesAndTypes:
+    @every
+    @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+    def test_half_models_train_on_a_cpu_with_float32_memories(self, make, dtype):
+        """horovod#2108, #4047."""
+
+        def worker(engine):
+            named = parameters(dtype=dtype)
+            optimizer = wrap(named, make(), engine, momentum=0.5)
+            train(optimizer, named, 5, engine.rank)
+            buffers = [b for bucket in optimizer.reducer.buckets for b in bucket.buffers.values()]
+            assert all(buffer.dtype == torch.float32 for buffer in buffers)
+            return values(named)
+
+        first, second = dgc.simulate(2, worker)
+        assert all(map(torch.equal, first, second))
+        assert all(p.dtype == dtype and p.isfinite().all() for p in first)
+        assert not any(map(torch.equal, first, values(parameters(dtype=dtype))))
+
+    def test_half_gradients_are_kept_to_the_last_bit(self):
+        """A float16 or bfloat16 memory would lose small parts beside large ones."""
+        named = parameters({'w': (8, 8)}, torch.bfloat16)
+        optimizer = wrap(named, exact(0.02, memory=Residual()), lr=0.0)
+        total = torch.zeros(8, 8)
+        for step in range(10):
+            optimizer.zero_grad()
+            gradient = (target(named[0][1], 0, step, 0) * 2.0 ** (step % 5)).bfloat16()
+            total += gradient.float()
+            set_gradients(named, {'w': gradient})
+            optimizer.step()
+            total -= named[0][1].grad.float()
+        residual = optimizer.state_dict()['memory']['w']['residual']
+        torch.testing.assert_close(residual, total, rtol=1e-3, atol=0.1)
+        positions = residual.abs() > 0
+        torch.testing.assert_close(residual[positions], total[positions], rtol=1e-6, atol=1e-6)
+
+    def test_types_may_be_mixed_in_one_model(self):
+        def worker(engine):
+            named = parameters({'a': (8, 8), 'b': (3,)}) + [
+                ('half', Parameter(torch.ones(6, 6, dtype=torch.bfloat16))),
+                ('half scale', Parameter(torch.tensor(1.0, dtype=torch.bfloat16))),
+            ]
+            train(wrap(named, exact(), engine), named, 4, engine.rank)
+            return values(named)
+
+        first, second = dgc.simulate(2, worker)
+        assert all(map(torch.equal, first, second))
+        assert [p.dtype for p in first] == [torch.float32] * 2 + [torch.bfloat16] * 2
+
+    @pytest.mark.parametrize('ratio', [1.0, 0.05])
+    def test_channels_last_changes_nothing(self, ratio):
+        """horovod#3491: gradients that are not contiguous."""
+
+        def run(memory_format):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Conv2d(4, 16, 3), nn.ReLU(), nn.Conv2d(16, 3, 3))
+            model = model.to(memory_format=memory_format)
+            named = list(model.named_parameters())
+            optimizer = wrap(named, exact(ratio), momentum=0.9)
+            for _ in range(4):
+                images = torch.randn(2, 4, 8, 8).to(memory_format=memory_format)
+                optimizer.zero_grad()
+                model(images).square().mean().backward()
+                optimizer.step()
+            return model
+
+        contiguous, last = run(torch.contiguous_format), run(torch.channels_last)
+        assert last[0].weight.is_contiguous(memory_format=torch.channels_last)
+        for ours, theirs in zip(last.parameters(), contiguous.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+    def test_parameters_of_every_number_of_dimensions(self):
+        """grace#2: 0-dimensional; pytorch#140396: tiny, at small ratios."""
+        shapes = {
+            '0': (),
+            '1': (1,),
+            '11': (1, 1),
+            '33': (3, 3),
+            '5': (1, 2, 1, 3, 2),
+            '0n': (0, 4),
+        }
+        for ratio in (0.001, 0.25, 1.0):
+            named = parameters(shapes)
+            before = values(named)
+            train(wrap(named, exact(ratio)), named, 2)
+            changed = [not torch.equal(p, b) for (_, p), b in zip(named, before, strict=True)]
+            assert changed == [True] * 5 + [False]
+
+    def test_frozen_and_integer_parameters_are_left_alone(self):
+        """horovod#1608."""
+        named = parameters({'w': (4, 4)}) + [
+            ('frozen', Parameter(torch.ones(4, 4), requires_grad=False)),
+            ('count', Parameter(torch.tensor([3, 4]), requires_grad=False)),
+        ]
+        optimizer = wrap(named, exact(), momentum=0.9, weight_decay=0.1)
+        optimizer.zero_grad()
+        named[0][1].sum().backward()
+        optimizer.step()
+        assert torch.equal(named[1][1], torch.ones(4, 4))
+        assert named[2][1].tolist() == [3, 4]
+        assert set(optimizer.state_dict()['memory']) == {'w'}
+
+    def test_a_sparse_gradient_trains_as_a_dense_one(self):
+        def run(sparse):
+            torch.manual_seed(0)
+            model = nn.Embedding(20, 5, sparse=sparse)
+            optimizer = wrap(list(model.named_parameters()), exact(0.1))
+            for step in range(3):
+                optimizer.zero_grad()
+                model(torch.tensor([step, 3, 3])).square().sum().backward()
+                optimizer.step()
+            return model.weight.detach()
+
+        assert torch.equal(run(True), run(False))
+
+
+class TestMissingGradients:
+    @every
+    def test_a_branch_chosen_by_the_parity_of_the_rank(self, make):
+        """grace#7: one order on all ranks, zeros for what took no part."""
+
+        def worker(engine):
+            named = parameters({'even': (12, 12), 'odd': (12, 12), 'both': (6,)})
+            optimizer = wrap(named, make(), engine, lr=1.0)
+            for _ in range(60):
+                optimizer.zero_grad()
+                ours = 'odd' if engine.rank % 2 else 'even'
+                set_gradients(named, {ours: torch.ones(12, 12), 'both': torch.ones(6)})
+                optimizer.step()
+            memory = optimizer.state_dict()['memory']
+            return values(named), memory
+
+        results = dgc.simulate(4, worker)
+        before = values(parameters({'even': (12, 12), 'odd': (12, 12), 'both': (6,)}))
+        for parameter in range(3):
+            for trained, _ in results:
+                assert torch.equal(trained[parameter], results[0][0][parameter])
+            moved = before[parameter] - results[0][0][parameter]
+            kept = sum(
+                sum(memory[name].values() if name else [])
+                for _, memory in results
+                for name in [['even', 'odd', 'both'][parameter]]
+                if 'residual' in memory[name]
+            )
+            share = 60.0 if parameter == 2 else 30.0
+            if make is not MAKERS['dgc']:
+                assert moved + kept / 4 == pytest.approx(share * torch.ones_like(moved), rel=1e-4)
+            assert (moved > 0).all()
+
+    def test_an_unused_parameter_is_sent_as_zeros(self):
+        named = parameters()
+        before = dict(zip([n for n, _ in named], values(named), strict=True))
+        optimizer = wrap(named, exact())
+        for _ in range(3):
+            optimizer.zero_grad()
+            set_gradients(named, {'wide.weight': torch.ones(64, 20)})
+            optimizer.step()
+        changed = {name for name, p in named if not torch.equal(p, before[name])}
+        assert changed == {'wide.weight'}
+
+    def test_a_step_without_any_backward_pass_changes_nothing(self):
+        named = parameters()
+        before = values(named)
+        optimizer = wrap(named, exact())
+        optimizer.step()
+        assert all(map(torch.equal, values(named), before))
+
+
+class TestLoops:
+    """Loops that people write."""
+
+    def trained(self, loop, **settings):
+        named = parameters()
+        optimizer = wrap(named, exact(), momentum=0.9, **settings)
+        loop(named, optimizer)
+        return values(named)
+
+    def usual(self, named, optimizer):
+        train(optimizer, named, 4)
+
+    def test_zero_grad_with_set_to_none(self):
+        def loop(named, optimizer):
+            for step in range(4):
+                optimizer.zero_grad(set_to_none=step % 2 == 0)
+                loss(named, 0, step).backward()
+                optimizer.step()
+
+        assert all(map(torch.equal, self.trained(loop), self.trained(self.usual)))
+
+    def test_zero_grad_after_the_step_or_by_the_model_or_by_hand(self):
+        def after(named, optimizer):
+            for step in range(4):
+                loss(named, 0, step).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        def by_hand(named, optimizer):
+            for step in range(4):
+                for _, parameter in named:
+                    parameter.grad = None
+                loss(named, 0, step).backward()
+                optimizer.step()
+
+        for loop in (after, by_hand):
+            assert all(map(torch.equal, self.trained(loop), self.trained(self.usual)))
+
+    def test_a_closure(self):
+        losses = []
+
+        def loop(named, optimizer):
+            for step in range(4):
+
+                def closure(step=step):
+                    optimizer.zero_grad()
+                    value = loss(named, 0, step)
+                    value.backward()
+                    return value
+
+                losses.append(optimizer.step(closure))
+
+        assert all(map(torch.equal, self.trained(loop), self.trained(self.usual)))
+        assert [float(value) > 0 for value in losses] == [True] * 4
+
+    def test_gradients_accumulate_over_batches_as_over_one_big_batch(self):
+        def worker(batches_per_step):
+            def work(engine):
+                named = parameters()
+                optimizer = wrap(named, exact(), engine, batches_per_step=batches_per_step)
+                for step in range(4):
+                    optimizer.zero_grad()
+                    parts = [loss(named, engine.rank, 2 * step + half) / 2 for half in (0, 1)]
+                    for part in parts if batches_per_step == 2 else [sum(parts)]:
+                        part.backward()
+                    optimizer.step()
+                return values(named), optimizer.reducer.progress.sent
+
+            return work
+
+        halves, whole = dgc.simulate(2, worker(2)), dgc.simulate(2, worker(1))
+        torch.testing.assert_close(halves[0][0], whole[0][0], rtol=1e-5, atol=1e-6)
+        assert halves[0][1] == whole[0][1]
+
+    def test_a_step_may_come_before_all_batches_did(self):
+        named, one = parameters(), parameters()
+        train(wrap(named, exact(), batches_per_step=5), named, 3)
+        train(wrap(one, exact()), one, 3)
+        assert all(map(torch.equal, values(named), values(one)))
+
+    def test_a_parameter_used_twice_in_one_pass_counts_once(self):
+        parameter = Parameter(torch.ones(3, 3))
+        optimizer = wrap([('w', parameter)], dgc.dense(), lr=1.0)
+        (parameter.sum() + 2 * parameter.sum()).backward()
+        optimizer.step()
+        assert parameter.tolist() == [[-2.0] * 3] * 3
+
+    @pytest.mark.parametrize('batches', [1, 2])
+    def test_one_backward_pass_too_many_is_an_error(self, batches):
+        named = parameters()
+        optimizer = wrap(named, exact(), batches_per_step=batches)
+        for _ in range(batches):
+            loss(named, 0, 0).backward()
+        message = f'got {batches + 1} gradients in one step, batches_per_step is {batches}'
+        with pytest.raises(RuntimeError, match=message):
+            loss(named, 0, 1).backward()
+        assert optimizer.steps == 0
+
+    def test_a_backward_pass_between_synchronize_and_step_is_an_error(self):
+        named = parameters()
+        optimizer = wrap(named, exact())
+        loss(named, 0, 0).backward()
+        optimizer.synchronize()
+        with pytest.raises(RuntimeError, match='between synchronize.. and step'):
+            loss(named, 0, 1).backward()
+
+    def test_zeroing_what_is_on_its_way_is_an_error(self):
+        named = parameters()
+        optimizer = wrap(named, exact())
+        loss(named, 0, 0).backward()
+        with pytest.raises(RuntimeError, match='would lose gradients'):
+            optimizer.zero_grad()
+
+    def test_between_synchronize_and_step_the_gradient_is_the_mean(self):
+        def worker(engine):
+            named = parameters({'w': (2, 2)})
+            optimizer = wrap(named, dgc.dense(), engine, lr=1.0)
+            before = values(named)[0]
+            set_gradients(named, {'w': torch.full((2, 2), float(engine.rank))})
+            optimizer.synchronize()
+            mean = named[0][1].grad.clone()
+            named[0][1].grad.mul_(10)  # a user's own clipping
+            optimizer.step()
+            return mean.tolist(), (before - values(named)[0]).round().tolist()
+
+        assert dgc.simulate(3, worker) == [([[1.0] * 2] * 2, [[10.0] * 2] * 2)] * 3
+
+    def test_learning_rate_schedulers_work_on_it(self):
+        named, plain = parameters(), parameters()
+        optimizer = wrap(named, dgc.dense())
+        reference = torch.optim.SGD([p for _, p in plain], lr=0.1)
+        schedulers = [
+            torch.optim.lr_scheduler.SequentialLR(
+                one,
+                [
+                    torch.optim.lr_scheduler.LinearLR(one, 0.1, total_iters=2),
+                    torch.optim.lr_scheduler.CosineAnnealingLR(one, T_max=4),
+                ],
+                milestones=[2],
+            )
+            for one in (optimizer, reference)
+        ]
+        rates = []
+        for step in range(6):
+            for named_, one, scheduler in zip(
+                (named, plain), (optimizer, reference), schedulers, strict=True
+            ):
+                train(one, named_, [step])
+                scheduler.step()
+            rates.append(
+                (optimizer.param_groups[0]['lr'], optimizer.optimizer.param_groups[0]['lr'])
+            )
+        assert [ours for ours, _ in rates] == [inner for _, inner in rates]
+        assert len({ours for ours, _ in rates}) == 6
+        torch.testing.assert_close(values(named), values(plain), rtol=1e-5, atol=1e-6)
+
+
+class TestRefusals:
+    def sgd(self, named, **settings):
+        return torch.optim.SGD([p for _, p in named], lr=0.1, **settings)
+
+    def wrap(self, optimizer, named, composition=None, **settings):
+        composition = composition or dgc.dense()
+        return dgc.DistributedOptimizer(optimizer, named, composition, LocalEngine(), **settings)
+
+    def test_parameters_without_a_name_are_listed(self):
+        """horovod#1389: half of the names passed."""
+        named = parameters()
+        with pytest.raises(ValueError) as caught:
+            self.wrap(self.sgd(named), named[::2])
+        assert 'parameter 1 (16, 10) of group 0' in str(caught.value)
+        assert 'parameter 3 () of group 0' in str(caught.value)
+        assert 'parameter 0' not in str(caught.value)
+
+    def test_a_name_of_two_parameters_is_listed(self):
+        named = [('w', Parameter(torch.ones(1))), ('w', Parameter(torch.ones(1)))]
+        with pytest.raises(ValueError, match='two of w'):
+            self.wrap(self.sgd(named), named)
+
+    def test_a_parameter_of_two_names_is_listed(self):
+        shared = Parameter(torch.ones(2, 2))
+        named = [('encoder', shared), ('b', Parameter(torch.ones(1))), ('decoder', shared)]
+        with pytest.raises(ValueError, match='one parameter as encoder and decoder'):
+            self.wrap(torch.optim.SGD([shared, named[1][1]], lr=0.1), named)
+
+    def test_names_of_parameters_that_are_not_trained_are_welcome(self):
+        named = parameters()
+        optimizer = self.wrap(torch.optim.SGD([named[0][1]], lr=0.1), named)
+        assert set(optimizer.state_dict()['memory']) == {'wide.weight'}
+
+    def test_momentum_twice_is_refused(self):
+        """Paddle PR#20758."""
+        named = parameters()
+        with pytest.raises(
+            ValueError, match='MomentumCorrection holds .* SGD would apply it again'
+        ):
+            self.wrap(self.sgd(named, momentum=0.9), named, exact())
+
+    def test_momentum_nowhere_is_refused(self):
+        named = parameters()
+        inner = dgc.DGCSGD([p for _, p in named], lr=0.1, momentum=0.9)
+        for composition in (dgc.dense(), exact(memory=Residual())):
+            with pytest.raises(ValueError, match='DGCSGD leaves momentum to the memory'):
+                self.wrap(inner, named, composition)
+
+    def test_without_momentum_any_optimizer_fits_any_memory(self):
+        for optimizer in (torch.optim.SGD, dgc.DGCSGD):
+            for composition in (dgc.dense(), exact(), exact(memory=Residual())):
+                named = parameters()
+                self.wrap(optimizer([p for _, p in named], lr=0.1), named, composition)
+
+    def test_a_warm_up_in_epochs_needs_their_length(self):
+        named = parameters()
+        composition = exact(warmup_epochs=2)
+        with pytest.raises(ValueError, match='needs steps_per_epoch'):
+            self.wrap(self.sgd(named), named, composition)
+        self.wrap(self.sgd(named), named, composition, steps_per_epoch=5)
+        self.wrap(self.sgd(named), named, exact(warmup_epochs=2, warmup_stage_steps=5))
+
+
+class TestState:
+    def saved(self, composition=None, steps=3):
+        named = parameters()
+        optimizer = wrap(named, composition or exact(), momentum=0.9, weight_decay=0.01)
+        train(optimizer, named, steps)
+        return named, optimizer, copy.deepcopy(optimizer.state_dict())
+
+    def test_it_may_be_loaded_into_another_grouping(self):
+        """pytorch PR#48670: state is kept by parameter name, not by bucket."""
+        named, optimizer, state = self.saved()
+        other = parameters()
+        resumed = wrap(
+            other,
+            exact(rules=dgc.LayerRules(dense=['narrow.*']), planner=PerTensor(dense_bytes=4)),
+            momentum=0.9,
+            weight_decay=0.01,
+        )
+        assert len(resumed.reducer.buckets) != len(optimizer.reducer.buckets) or [
+            bucket.name for bucket in resumed.reducer.buckets
+        ] != [bucket.name for bucket in optimizer.reducer.buckets]
+        resumed.load_state_dict(state)
+        for name, buffers in resumed.state_dict()['memory'].items():
+            for buffer, tensor in buffers.items():
+                assert torch.equal(tensor, state['memory'][name][buffer])
+
+    def test_the_order_of_the_parameters_may_change(self):
+        _, _, state = self.saved()
+        other = parameters()[::-1]
+        resumed = dgc.DistributedOptimizer(
+            dgc.DGCSGD([p for _, p in other[::-1]], lr=0.1, momentum=0.9, weight_decay=0.01),
+            other,
+            exact(),
+            LocalEngine(),
+        )
+        resumed.load_state_dict(state)
+        kept = resumed.state_dict()['memory']['wide.weight']['velocity']
+        assert torch.equal(kept, state['memory']['wide.weight']['velocity'])
+        assert kept.any()
+
+    def test_loading_keeps_the_wrapped_optimizers_groups_and_momentum_shared(self):
+        _, _, state = self.saved()
+        named = parameters()
+        resumed = wrap(named, exact(), momentum=0.5)
+        resumed.load_state_dict(state)
+        assert resumed.param_groups is resumed.optimizer.param_groups
+        assert all(bucket.momentum == 0.9 for bucket in resumed.reducer.buckets)
+        resumed.param_groups[0]['momentum'] = 0.25
+        assert all(bucket.momentum == 0.25 for bucket in resumed.reducer.buckets)
+
+    @pytest.mark.parametrize(
+        'make', [dgc.dense, lambda: exact(memory=Residual())], ids=['none', 'residual']
+    )
+    def test_what_was_kept_back_is_not_dropped_in_silence(self, make):
+        _, _, state = self.saved()
+        with pytest.raises(ValueError, match='kept back for .* would be lost'):
+            wrap(parameters(), make()).load_state_dict(state)
+
+    def test_another_shape_is_refused_by_name(self):
+        _, _, state = self.saved()
+        named = parameters({'wide.weight': (64, 21), 'narrow.weight': (16, 10), 'bias': (10,),
+                            'scale': ()})  # fmt: skip
+        with pytest.raises(ValueError, match=r'wide.weight was saved with shape \(64, 20\)'):
+            wrap(named, exact(), momentum=0.9).load_state_dict(state)
+
+    def test_it_does_not_change_while_training_goes_on(self):
+        named, optimizer, _ = self.saved()
+        state = optimizer.state_dict()
+        before = copy.deepcopy(state['memory'])
+        train(optimizer, named, [3])
+        for name, buffers in before.items():
+            for buffer, tensor in buffers.items():
+                assert torch.equal(state['memory'][name][buffer], tensor)
+
+    def test_the_ratio_goes_on_from_the_saved_step(self):
+        ramp = {'warmup_epochs': 4, 'warmup_coeff': [0.5, 0.4, 0.3, 0.2], 'warmup_stage_steps': 1}
+        _, optimizer, state = self.saved(exact(0.1, **ramp), steps=2)
+        resumed = wrap(parameters(), exact(0.1, **ramp))
+        assert resumed.reducer.buckets[0].ratio == 0.5
+        resumed.load_state_dict(state)
+        assert resumed.steps == 2
+        assert resumed.reducer.buckets[0].ratio == optimizer.reducer.buckets[0].ratio == 0.3
+
+
+def test_messages_in_float16_lose_nothing_over_time():
+    """A value too small for the message's scale stays until it arrives."""
+    named = parameters({'w': (40, 2)})
+    before = values(named)[0]
+    composition = dgc.deep_gradient_compression(
+        0.025, memory=Residual(), compressor=TopK(), codec=PlainCodec('fp16', 'int32')
+    )
+    optimizer = wrap(named, composition, lr=1.0)
+    gradient = torch.full((40, 2), 1e-7)
+    gradient[0] = 3000.1
+    for step in range(60):
+        optimizer.zero_grad()
+        set_gradients(named, {'w': gradient * (step == 0)})
+        optimizer.step()
+    kept = optimizer.state_dict()['memory']['w']['residual']
+    assert not kept.any()
+    moved = before - values(named)[0]
+    assert moved[0].tolist() == pytest.approx([3000.1] * 2, rel=1e-6)

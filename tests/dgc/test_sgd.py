@@ -1,0 +1,97 @@
+import copy
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+from dgc import DGCSGD
+
+
+def descend(optimizer_class, momenta, steps=5, **settings) -> torch.Tensor:
+    """A parameter after steps on fixed gradients; ``momenta`` turns them into what it is given."""
+    parameter = Parameter(torch.linspace(-1, 1, 6).view(2, 3))
+    optimizer = optimizer_class([parameter], lr=0.1, **settings)
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        parameter.grad = momenta(torch.randn(2, 3, generator=draw))
+        optimizer.step()
+    return parameter.detach()
+
+
+def memory(momentum: float, nesterov: bool):
+    """What a dense MomentumCorrection makes of a gradient."""
+    buffer = torch.zeros(2, 3)
+
+    def momentum_of(gradient):
+        buffer.mul_(momentum).add_(gradient)
+        return gradient + momentum * buffer if nesterov else buffer.clone()
+
+    return momentum_of
+
+
+@pytest.mark.parametrize(('momentum', 'nesterov'), [(0.0, False), (0.9, False), (0.9, True)])
+@pytest.mark.parametrize('weight_decay', [0.0, 0.1])
+def test_with_momentum_in_the_gradient_it_is_torch_sgd(momentum, nesterov, weight_decay):
+    settings = {'momentum': momentum, 'nesterov': nesterov, 'weight_decay': weight_decay}
+    ours = descend(DGCSGD, memory(momentum, nesterov), **settings)
+    torchs = descend(torch.optim.SGD, lambda gradient: gradient, **settings)
+    torch.testing.assert_close(ours, torchs, rtol=1e-6, atol=1e-6)
+
+
+def test_weight_decay_has_momentum_where_there_is_no_gradient():
+    """Ten steps under m = 0.9 decay far more than ten without."""
+    plain, heavy = (
+        descend(DGCSGD, torch.zeros_like, steps=10, momentum=momentum, weight_decay=0.1)
+        for momentum in (0.0, 0.9)
+    )
+    torch.testing.assert_close(plain, torch.linspace(-1, 1, 6).view(2, 3) * 0.99**10)
+    assert (heavy.abs() < 0.8 * plain.abs())[plain != 0].all()
+
+
+def test_parameters_without_a_gradient_are_left_alone():
+    parameter = Parameter(torch.ones(2))
+    DGCSGD([parameter], lr=1.0, weight_decay=0.5).step()
+    assert parameter.tolist() == [1, 1]
+
+
+def test_a_closure_is_evaluated_with_gradients_and_its_loss_returned():
+    parameter = Parameter(torch.tensor([2.0]))
+    optimizer = DGCSGD([parameter], lr=0.25)
+
+    def closure():
+        value = parameter.square().sum()
+        value.backward()
+        return value
+
+    assert optimizer.step(closure).item() == 4
+    assert parameter.item() == 1
+
+
+def test_state_goes_on_where_it_was_saved():
+    def step(parameter, optimizer):
+        parameter.grad = torch.ones(2)
+        optimizer.step()
+
+    one = Parameter(torch.ones(2))
+    first = DGCSGD([one], lr=0.1, momentum=0.9, weight_decay=0.1)
+    step(one, first)
+    other = Parameter(one.detach().clone())
+    second = DGCSGD([other], lr=0.1, momentum=0.9, weight_decay=0.1)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    step(one, first)
+    step(other, second)
+    assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ('settings', 'complaint'),
+    [
+        ({'lr': -1.0}, 'lr must be at least 0'),
+        ({'momentum': -0.1}, 'momentum must be at least 0'),
+        ({'weight_decay': -0.1}, 'weight_decay must be at least 0'),
+        ({'nesterov': True}, 'nesterov needs a momentum'),
+    ],
+)
+def test_impossible_settings_are_refused(settings, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        DGCSGD([Parameter(torch.ones(1))], **settings)

@@ -1,0 +1,77 @@
+"""What the documents say: files that exist, settings that load, an example that works."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import dgc
+from dgc.compressors import keep
+from utils.config import load
+from utils.launch import parse_arguments
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
+LAUNCHERS = ('horovodrun', 'torchrun', 'mpirun', 'python', 'OMP_NUM_THREADS=1')
+
+
+def command_lines() -> list[str]:
+    """Every command line of the documents that starts train.py, in one line each."""
+    lines = []
+    for page in PAGES:
+        text = page.read_text().replace('\\\n', ' ')
+        lines += [
+            line.strip() for line in text.splitlines() if 'train.py --configs configs' in line
+        ]
+    return [re.sub(r' #.*', '', line) for line in lines if line.startswith(LAUNCHERS)]
+
+
+def example() -> ModuleType:
+    """The compressor of docs/adding.md."""
+    block = re.search(
+        r'# dgc/compressors/random_k.py\n.*?```', (ROOT / 'docs/adding.md').read_text(), re.S
+    )
+    source = re.sub(r'^   ', '', block[0].removesuffix('```'), flags=re.M)
+    module = ModuleType('random_k')
+    sys.modules['random_k'] = module
+    exec(compile(source, 'docs/adding.md', 'exec'), module.__dict__)
+    return module
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    links = re.findall(r'\]\((?!http)([^)#]+)', page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_there_are_command_lines_to_test():
+    assert len(command_lines()) >= 6
+
+
+@pytest.mark.parametrize('line', command_lines())
+def test_command_lines_are_understood(line, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    words = [word for word in shlex.split(line) if 'one_percent' not in word]  # it is to be written
+    arguments, overrides = parse_arguments(words[words.index('train.py') + 1 :])
+    configs = load(arguments.configs, overrides)
+    configs.check()
+    assert configs.model
+
+
+def test_the_example_of_a_compressor_trains():
+    composition = dgc.deep_gradient_compression(0.1, compressor=example().RandomK())
+    layer = torch.nn.Linear(30, 20)
+    optimizer = dgc.DistributedOptimizer(
+        dgc.DGCSGD(layer.parameters(), lr=0.1), layer.named_parameters(), composition
+    )
+    before = layer.weight.detach().clone()
+    layer(torch.ones(1, 30)).sum().backward()
+    optimizer.step()
+    changed = int((layer.weight != before).sum())
+    assert changed == keep(600, 0.1)

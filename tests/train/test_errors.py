@@ -1,0 +1,186 @@
+"""Bad input: exit code 2 and one line that says what to do, once however many ranks there are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from launching import DIGITS, LAUNCHERS, ROOT, SIMULATED, Done, command, here, launch
+
+CIFAR = ['--configs', 'configs/cifar/resnet20.py', '--devices', 'cpu']
+TRAIN = '--configs.train'
+
+# What is typed, and the line that answers it; … stands for anything.
+CASES: dict[str, tuple[list[str], str]] = {
+    'unknown setting': (
+        [*DIGITS, f'{TRAIN}.num_epoch', '5'],
+        'configs.train.num_epoch is not a setting; did you mean configs.train.num_epochs?',
+    ),
+    'unknown setting of a part': (
+        [*DIGITS, f'{TRAIN}.compression.compress_ration', '0.1'],
+        'configs.train.compression.compress_ration is not a setting of …; did you mean '
+        'configs.train.compression.compress_ratio?',
+    ),
+    'missing config file': (
+        ['--configs', 'configs/digits/cnn.py', 'configs/dgc/fp61.py'],
+        'there is no config file configs/dgc/fp61.py; did you mean configs/dgc/fp16.py?',
+    ),
+    'wrong type': (
+        [*DIGITS, f'{TRAIN}.num_epochs', 'five'],
+        "configs.train.num_epochs = 'five': expected int, got str",
+    ),
+    'no value': ([*DIGITS, f'{TRAIN}.num_epochs'], 'argument --configs.train.num_epochs needs …'),
+    'misspelt option': (
+        [*DIGITS, '--sufix', '.x'],
+        'unknown argument --sufix; did you mean --suffix?',
+    ),
+    'unknown device': (['--devices', 'tpu', *DIGITS[:2]], "argument --devices: …'tpu'…"),
+    'no config file': (['--suffix', '.x'], 'the following arguments are required: --configs'),
+    'no model': (
+        ['--configs', 'configs/dgc/wm5.py'],
+        'configs.dataset, configs.model, configs.train.num_epochs, configs.train.batch_size must '
+        'be set …',
+    ),
+    'ratio of zero': (
+        [*DIGITS, f'{TRAIN}.compression.compress_ratio', '0'],
+        '…compress_ratio…must be above 0…',
+    ),
+    'negative ratio': (
+        [*DIGITS, f'{TRAIN}.compression.compress_ratio', '-1'],
+        '…compress_ratio…must be above 0…',
+    ),
+    'missing dataset': (
+        [*CIFAR, '--configs.dataset.download', 'False', '--configs.dataset.root', '/nowhere/c10'],
+        "configs.dataset.root = '/nowhere/c10': …does not exist; …set configs.dataset.download True",
+    ),
+    'unknown engine': (
+        [*DIGITS, '--configs.engine.name', 'nccl'],
+        "there is no engine 'nccl'; choose one of horovod, torch, local, simulated",
+    ),
+    'no workers': ([*DIGITS, *SIMULATED, '0'], '…engine simulated …'),
+    'workers without simulation': (
+        [*DIGITS, '--configs.engine.size', '4'],
+        'a size of 4 is for the engine simulated…',
+    ),
+    'no GPU': (
+        [*DIGITS, '--devices', 'gpu'],
+        '--devices gpu: torch sees no GPU here; use --devices cpu',
+    ),
+    'batch too large': (
+        [*DIGITS, f'{TRAIN}.batch_size', '5000'],
+        'configs.train.batch_size: … training samples a worker are fewer than one step of 5000; …',
+    ),
+    'no batch': ([*DIGITS, f'{TRAIN}.batch_size', '0'], '…batch_size=0'),
+    'unknown metric': (
+        [*DIGITS, f'{TRAIN}.metric', 'acc/test_top2'],
+        "configs.train.metric = 'acc/test_top2' is no meter; …",
+    ),
+    'metric of the training data': (
+        [*DIGITS, f'{TRAIN}.metric', 'acc/train_top1'],
+        "configs.train.metric = 'acc/train_top1' is no meter; …",
+    ),
+    'momentum twice': (
+        [*DIGITS[:2], *DIGITS[2:-2], f'{TRAIN}.optimizer.nesterov', 'True',
+         f'{TRAIN}.optimizer.momentum', '0.0'],
+        'nesterov needs a momentum above 0',
+    ),
+    'nothing to resume': (
+        [*DIGITS, '--resume', '--suffix', '.none'],
+        'there is no checkpoint in …none.np… that all ranks can read; --resume RUN names a run',
+    ),
+    'nothing there to resume': (
+        [*DIGITS, '--resume', '/nowhere/run.np2'],
+        'there is no checkpoint in /nowhere/run.np2 that all ranks can read; …',
+    ),
+    'nothing to evaluate': (
+        [*DIGITS, '--evaluate', '--suffix', '.none'],
+        'there is no checkpoint in …none.np… that all ranks can read; --resume RUN names a run',
+    ),
+}  # fmt: skip
+
+
+def matches(line: str, pattern: str) -> bool:
+    """Whether the parts of ``pattern`` between its … come in that order, and nothing else."""
+    parts, at = f'train.py: {pattern}'.split('…'), 0
+    for number, part in enumerate(parts):
+        found = line.find(part, at)
+        if found < 0 or (number == 0 and found > 0):
+            return False
+        at = found + len(part)
+    return parts[-1] == '' or line.endswith(parts[-1])
+
+
+def test_matches_can_fail():
+    assert matches('train.py: a b c', 'a … c') and matches('train.py: a b c', 'a…')
+    assert not matches('train.py: a b c', 'a … d') and not matches('train.py: a b', 'a')
+    assert not matches('train.py: a b c', 'b c')
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_one_process(case, tmp_path):
+    words, pattern = CASES[case]
+    done = here(*words, '--runs', tmp_path)
+    assert done.code == 2
+    assert [line for line in done.lines if line] == done.complaints
+    (line,) = done.complaints
+    assert matches(line, pattern), line
+    assert not list(tmp_path.iterdir())  # nothing is left of what did not begin
+
+
+@pytest.fixture(scope='module')
+def of_two_ranks(tmp_path_factory) -> list[dict[str, list]]:
+    """Exit code and output of every case, by rank, under one torchrun."""
+    folder = tmp_path_factory.mktemp('errors')
+    cases = {name: [*words, '--runs', str(folder / 'runs')] for name, (words, _) in CASES.items()}
+    cases['simulated under a launcher'] = [*DIGITS, *SIMULATED, '2', '--runs', str(folder / 'runs')]
+    (folder / 'cases.json').write_text(json.dumps(cases))
+    script = ROOT / 'tests/train/in_turn.py'
+    done = command([*LAUNCHERS['torchrun'], script, folder / 'cases.json', folder])
+    assert done.code == 0, done.output
+    assert not (folder / 'runs').exists()
+    return [json.loads((folder / f'{rank}.json').read_text()) for rank in range(2)]
+
+
+def told(of_ranks: list[dict[str, list]], case: str) -> str:
+    """The one line that the ranks print between them."""
+    ends = [Done(*results[case]) for results in of_ranks]
+    assert [done.code for done in ends] == [2, 2]
+    (line,) = [line for done in ends for line in done.complaints]
+    return line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('case', CASES)
+def test_two_ranks(of_two_ranks, case):
+    line = told(of_two_ranks, case)
+    assert matches(line, CASES[case][1]), line
+
+
+@pytest.mark.slow
+def test_a_simulation_is_not_run_twice_by_a_launcher(of_two_ranks):
+    assert 'engine simulated runs all workers in one process' in told(
+        of_two_ranks, 'simulated under a launcher'
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('launcher', ['python', 'torchrun'])
+def test_the_exit_code_and_the_line_pass_through_the_launcher(launcher, tmp_path):
+    words, pattern = CASES['unknown setting']
+    done = launch(launcher, [*words, '--runs', tmp_path])
+    assert done.code == {'python': 2, 'torchrun': 1}[launcher]
+    (line,) = done.complaints
+    assert matches(line, pattern)
+
+
+def test_options_are_those_of_the_parser():
+    from utils.launch import OPTIONS
+
+    assert {word.split()[0].strip(',[]') for word in here('--help').output.split()
+            if word.startswith('--') and '.' not in word} >= set(OPTIONS)  # fmt: skip
+
+
+def test_the_digits_are_where_the_tests_think():
+    assert all((ROOT / word).is_file() for word in DIGITS if word.endswith('.py'))
+    assert Path(LAUNCHERS['python'][0]).exists()

@@ -1,0 +1,88 @@
+"""One rank dies, or its gradient is not finite: all end, soon, and the cause is printed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from launching import DIGITS, SIMULATED, here, launch
+
+# The seed of the first epoch, 42 + rank, tells the ranks apart under every engine.
+MODEL = """
+import torch
+from models.digits import DigitsCNN
+from utils.config import Config, configs
+
+
+class Unlucky(DigitsCNN):
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = 0
+
+    def forward(self, x):
+        self.step += self.training
+        if torch.initial_seed() == 42 + RANK and self.step == 3:
+            ACTION
+        return super().forward(x)
+
+
+configs.model = Config(Unlucky)
+"""
+DIE = "raise RuntimeError('the machine of rank 1 is on fire')"
+NAN = 'return super().forward(x) + self.hidden.weight.sum() * torch.nan'
+
+
+def stack(folder, action: str, rank: int = 1) -> list[str]:
+    """The digits with a model that does ``action`` in the third step of ``rank``."""
+    path = folder / 'unlucky.py'
+    text = MODEL.replace('ACTION', action).replace('RANK', str(rank))
+    path.write_text(text)
+    words = ['--configs', 'configs/digits/cnn.py', str(path), *DIGITS[2:]]
+    return [*words, '--configs.train.num_epochs=30', '--runs', str(folder / 'runs')]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'launcher', ['torchrun', pytest.param('horovodrun --gloo', marks=pytest.mark.horovod)]
+)
+def test_a_rank_that_dies_takes_the_others_with_it(launcher, tmp_path, trained):
+    usual = trained(launcher).done.seconds  # most of it the launcher's start; skips without it
+    done = launch(launcher, stack(tmp_path, DIE))
+    assert done.code != 0
+    assert 'RuntimeError: the machine of rank 1 is on fire' in done.output
+    assert done.seconds < usual + 20
+    (folder,) = (tmp_path / 'runs').iterdir()
+    assert not (folder / 'checkpoints').exists()  # all were in the first epoch
+
+
+def test_a_simulated_rank_that_dies_ends_the_simulation(tmp_path):
+    with pytest.raises(RuntimeError, match='the machine of rank 1 is on fire'):
+        here(*stack(tmp_path, DIE), *SIMULATED, '3')
+
+
+@pytest.mark.parametrize(('rank', 'size'), [(0, 1), (0, 2), (1, 2), (1, 3), (2, 3)])
+def test_a_gradient_that_is_not_finite_stops_all_with_one_line(tmp_path, rank, size):
+    done = here(*stack(tmp_path, NAN, rank), *SIMULATED, str(size))
+    assert done.code == 3
+    (line,) = done.complaints
+    assert line.startswith(f'train.py: rank {rank}: not finite: gradient of ')
+    assert 'hidden.weight' in line
+    assert '--resume' in line
+    assert 'Traceback' not in done.output
+
+
+@pytest.mark.slow
+def test_a_gradient_that_is_not_finite_stops_all_ranks_of_a_launcher(tmp_path):
+    done = launch('torchrun', stack(tmp_path, NAN))
+    assert done.code != 0
+    (line,) = done.complaints
+    assert line.startswith('train.py: rank 1: not finite: gradient of ')
+    assert 'exitcode  : 3' in done.output  # what torchrun says of its first failure
+
+
+def test_a_model_that_is_lucky_trains_on(tmp_path):
+    """The models above fail because of what they do, not of how they are made."""
+    words = [*stack(tmp_path, NAN, rank=7), '--configs.train.num_epochs=1']
+    assert here(*words, '--configs.train.batch_size=64', *SIMULATED, '2').code == 0
+    (folder,) = (tmp_path / 'runs').iterdir()
+    state = torch.load(folder / 'checkpoints/e0000.r1of2.pth', weights_only=True)
+    assert all(tensor.isfinite().all() for tensor in state['model'].values())

@@ -1,0 +1,92 @@
+"""Who sees which samples: equal shares in training, every sample once in evaluation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import TensorDataset
+
+from utils.data import TrainShare, evaluation_loader, train_loader
+
+
+def dataset(size: int) -> TensorDataset:
+    return TensorDataset(torch.arange(size))
+
+
+def shares(total: int, size: int, epoch: int = 0, seed: int = 1) -> list[list[int]]:
+    """What each of ``size`` workers draws."""
+    drawn = []
+    for rank in range(size):
+        share = TrainShare(range(total), rank, size, seed)
+        share.epoch = epoch
+        drawn.append(list(share))
+        assert len(drawn[-1]) == len(share)
+    return drawn
+
+
+@given(st.integers(0, 60), st.integers(1, 9), st.integers(0, 3))
+def test_shares_are_equally_long_and_disjoint_and_leave_out_fewer_than_workers(total, size, epoch):
+    drawn = shares(total, size, epoch)
+    together = [sample for share in drawn for sample in share]
+    assert {len(share) for share in drawn} == {total // size}
+    assert len(set(together)) == len(together) > total - size
+    assert set(together) <= set(range(total))
+
+
+@given(st.integers(1, 60), st.integers(1, 9))
+def test_all_ranks_cut_the_same_permutation(total, size):
+    whole = shares(total, 1)[0]
+    drawn = shares(total, size)
+    for index in range(total // size * size):
+        assert drawn[index % size][index // size] == whole[index]
+
+
+def test_the_order_changes_with_the_epoch_and_the_seed_and_with_nothing_else():
+    first = shares(100, 3)
+    assert shares(100, 3) == first
+    assert shares(100, 3, epoch=1) != first
+    assert shares(100, 3, seed=2) != first
+    torch.manual_seed(5)
+    assert shares(100, 3) == first
+    left_out = [set(range(100)) - {s for share in shares(100, 3, e) for s in share} for e in (0, 1)]
+    assert left_out[0] != left_out[1]  # nobody sits out for ever
+
+
+def test_training_batches_are_full_and_equally_many():
+    loaders = [train_loader(dataset(23), 3, rank, 2, 0, 0)[0] for rank in range(2)]
+    batches = [[len(batch) for (batch,) in loader] for loader in loaders]
+    assert batches == [[3, 3, 3], [3, 3, 3]]
+
+
+def test_setting_the_epoch_of_the_share_reorders_the_loader():
+    loader, share = train_loader(dataset(24), 4, 0, 2, 0, 0)
+    first = torch.cat([batch for (batch,) in loader])
+    share.epoch = 1
+    assert not torch.equal(torch.cat([batch for (batch,) in loader]), first)
+
+
+@pytest.mark.parametrize(('total', 'batch', 'size', 'samples'), [(10, 6, 2, 5), (3, 4, 1, 3)])
+def test_a_batch_larger_than_the_share_is_refused(total, batch, size, samples):
+    text = f'configs.train.batch_size: {samples} training samples a worker are fewer than'
+    with pytest.raises(ValueError, match=text):
+        train_loader(dataset(total), batch, 0, size, 0, 0)
+
+
+@pytest.mark.parametrize('total', [0, 1, 2, 5, 12])
+@pytest.mark.parametrize('size', [1, 2, 3, 7])
+def test_evaluation_sees_each_sample_once(total, size):
+    seen = []
+    for rank in range(size):
+        loader = evaluation_loader(dataset(total), 2, rank, size, 0)
+        mine = [sample for (batch,) in loader for sample in batch.tolist()]
+        assert total // size <= len(mine) <= total // size + 1
+        seen += mine
+    assert sorted(seen) == list(range(total))
+
+
+def test_five_samples_on_three_ranks():
+    loaders = [evaluation_loader(dataset(5), 2, rank, 3, 0) for rank in range(3)]
+    batches = [[batch.tolist() for (batch,) in loader] for loader in loaders]
+    assert batches == [[[0, 3]], [[1, 4]], [[2]]]

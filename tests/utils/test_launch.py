@@ -1,0 +1,139 @@
+"""The command line, and errors told once, by the rank that has them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import dgc
+from datasets import DatasetError
+from utils.config import ConfigError
+from utils.launch import Refused, agreed, parse_arguments
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_overrides_are_left_for_the_configuration():
+    arguments, overrides = parse_arguments(
+        ['--configs', 'configs/cifar/resnet20.py', 'configs/dgc/wm5.py', '--configs.train.num_epochs',
+         '500', '--suffix', '.e500', '--configs.seed=3']
+    )  # fmt: skip
+    assert arguments.configs == ['configs/cifar/resnet20.py', 'configs/dgc/wm5.py']
+    assert arguments.suffix == '.e500'
+    assert overrides == ['--configs.train.num_epochs', '500', '--configs.seed=3']
+    assert (arguments.devices, arguments.evaluate, arguments.resume) == (None, False, None)
+    assert arguments.runs == 'runs'
+
+
+@pytest.mark.parametrize(
+    ('words', 'resume'), [([], None), (['--resume'], ''), (['--resume', 'runs/a.np2'], 'runs/a.np2')]
+)
+def test_resume_takes_a_run_or_means_this_one(words, resume):
+    arguments, overrides = parse_arguments(
+        ['--configs', 'configs/digits/cnn.py', *words, '--configs.seed', '1']
+    )
+    assert arguments.resume == resume
+    assert overrides == ['--configs.seed', '1']
+
+
+HELP = 'train.py --help'
+MISSING = 'train.py --configs configs/digits/cn.py'
+RUN = """
+import runpy, sys
+sys.argv = sys.argv[1:]
+try:
+    runpy.run_path(sys.argv[0], run_name='__main__')
+except SystemExit as stop:
+    print('ended with', stop.code)
+print('heavy:', {'torch', 'numpy', 'sklearn', 'horovod'} & set(sys.modules))
+"""
+
+
+def start(words: str, **variables: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, '-c', RUN, *words.split()],
+        cwd=ROOT, env={**variables}, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(('words', 'code'), [(HELP, 0), (MISSING, 2), ('train.py', 2)])
+def test_what_needs_no_torch_does_not_wait_for_it(words, code):
+    done = start(words)
+    assert f'ended with {code}\n' in done.stdout
+    assert done.stdout.endswith('heavy: set()\n'), done.stdout
+
+
+def test_a_missing_config_file_is_one_line():
+    lines = start(MISSING).stderr.splitlines()
+    assert lines == ['train.py: there is no config file configs/digits/cn.py; '
+                     'did you mean configs/digits/cnn.py?']  # fmt: skip
+
+
+@pytest.mark.parametrize('words', ['train.py --configs', MISSING, 'train.py --devices tpu'])
+def test_ranks_above_0_leave_the_command_line_to_rank_0(words):
+    variables = {'RANK': '1', 'WORLD_SIZE': '2'}
+    done = start(words, **variables)
+    assert 'ended with 2\n' in done.stdout
+    assert done.stderr == ''
+    assert start(words, RANK='0', WORLD_SIZE='2').stderr.count('train.py: ') == 1
+
+
+def test_help_tells_how_to_evaluate_another_run():
+    text = ' '.join(start(HELP).stdout.split())
+    assert '--evaluate' in text and '--resume RUN' in text
+    for launcher in ('horovodrun', 'torchrun', 'simulated'):
+        assert launcher in text
+
+
+# ---------------------------------------------------------------- agreed
+
+CPU = torch.device('cpu')
+
+
+def refusals(troubles: dict[int, Exception], size: int = 3) -> list[Refused | None]:
+    """What each rank raises where some have trouble."""
+
+    def worker(engine: dgc.Engine) -> Refused | None:
+        try:
+            with agreed(engine, CPU):
+                if engine.rank in troubles:
+                    raise troubles[engine.rank]
+        except Refused as refused:
+            return refused
+        return None
+
+    return dgc.simulate(size, worker)
+
+
+def test_nobody_has_trouble():
+    assert refusals({}) == [None] * 3
+
+
+@pytest.mark.parametrize('kind', [ConfigError, DatasetError, ValueError, TypeError])
+def test_trouble_of_one_rank_is_everybodys_and_names_it(kind):
+    found = refusals({1: kind('no such folder'), 2: kind('neither here')})
+    assert [str(refused) for refused in found] == ['rank 1: no such folder'] * 3
+    assert {refused.rank for refused in found} == {1}
+
+
+def test_trouble_that_all_share_names_no_rank():
+    found = refusals({rank: ValueError('bad') for rank in range(3)})
+    assert [(str(refused), refused.rank) for refused in found] == [('bad', 0)] * 3
+
+
+def test_an_error_without_text_is_named_by_its_type():
+    assert str(refusals({0: ValueError()}, 1)[0]) == 'ValueError'
+
+
+def test_trouble_of_many_lines_is_told_in_one():
+    found = refusals({0: ValueError('first\n  second')}, 1)
+    assert str(found[0]) == 'first second'
+
+
+def test_a_bug_is_not_dressed_up_as_bad_input():
+    with pytest.raises(ZeroDivisionError):
+        refusals({0: ZeroDivisionError('1 / 0')}, 1)
