@@ -37,7 +37,8 @@ class RunLog:
         self._metrics = folder / 'metrics.jsonl'
         if resumed_at is not None and self._metrics.is_file():
             lines = self._metrics.read_text().splitlines(keepends=True)
-            kept = [line for line in lines if json.loads(line)['epoch'] < resumed_at]
+            whole = [line for line in lines if line.endswith('\n')]  # a kill may have cut the last
+            kept = [line for line in whole if json.loads(line)['epoch'] < resumed_at]
             self._metrics.write_text(''.join(kept))
         purge = None if resumed_at is None else resumed_at * self._samples_per_epoch + 1
         self._writer = SummaryWriter(str(folder), purge_step=purge)

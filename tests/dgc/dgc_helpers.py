@@ -35,7 +35,7 @@ def parameters(
 
 def target(parameter: Tensor, rank: int, step: int, index: int) -> Tensor:
     """What worker ``rank`` pulls its parameter number ``index`` towards at ``step``."""
-    draw = torch.Generator().manual_seed(rank * 1_000_000 + step * 1_000 + index)
+    draw = torch.Generator().manual_seed(rank * 1_000_000 + step * 1_000 + index + 1)
     return torch.randn(parameter.shape, generator=draw).to(parameter.dtype)
 
 

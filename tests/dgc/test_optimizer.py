@@ -17,8 +17,8 @@ from dgc.memory import MomentumCorrection, Residual
 
 MAKERS = {
     'dense': dgc.dense,
-    'dgc': lambda: dgc.deep_gradient_compression(0.02),
-    'residual': lambda: dgc.deep_gradient_compression(0.02, memory=Residual(), compressor=TopK()),
+    'dgc': lambda: dgc.deep_gradient_compression(0.1),
+    'residual': lambda: dgc.deep_gradient_compression(0.1, memory=Residual(), compressor=TopK()),
 }
 every = pytest.mark.parametrize('make', MAKERS.values(), ids=MAKERS)
 
@@ -33,7 +33,7 @@ class TestTraining:
         """hivemind PR#450: with one worker, the gradients came out as zeros."""
         named = parameters()
         goals = [target(p, 0, 0, index) for index, (_, p) in enumerate(named)]
-        optimizer = wrap(named, make(), lr=0.5)
+        optimizer = wrap(named, make(), lr=0.05)
         for _ in range(150):
             optimizer.zero_grad()
             loss(named, 0, 0).backward()
@@ -122,19 +122,18 @@ class TestShapesAndTypes:
     def test_half_gradients_are_kept_to_the_last_bit(self):
         """A float16 or bfloat16 memory would lose small parts beside large ones."""
         named = parameters({'w': (8, 8)}, torch.bfloat16)
-        optimizer = wrap(named, exact(0.02, memory=Residual()), lr=0.0)
-        total = torch.zeros(8, 8)
+        optimizer = wrap(named, exact(0.02, memory=Residual()))
+        kept = torch.zeros(64)
         for step in range(10):
+            gradient = target(named[0][1], 0, step, 0) * 2.0 ** (2 * step)
             optimizer.zero_grad()
-            gradient = (target(named[0][1], 0, step, 0) * 2.0 ** (step % 5)).bfloat16()
-            total += gradient.float()
             set_gradients(named, {'w': gradient})
             optimizer.step()
-            total -= named[0][1].grad.float()
+            kept += gradient.float().flatten()
+            kept[kept.abs().topk(2).indices] = 0
         residual = optimizer.state_dict()['memory']['w']['residual']
-        torch.testing.assert_close(residual, total, rtol=1e-3, atol=0.1)
-        positions = residual.abs() > 0
-        torch.testing.assert_close(residual[positions], total[positions], rtol=1e-6, atol=1e-6)
+        assert torch.equal(residual.flatten(), kept)
+        assert not torch.equal(kept, kept.bfloat16().float())
 
     def test_types_may_be_mixed_in_one_model(self):
         def worker(engine):
@@ -220,34 +219,31 @@ class TestMissingGradients:
     @every
     def test_a_branch_chosen_by_the_parity_of_the_rank(self, make):
         """grace#7: one order on all ranks, zeros for what took no part."""
+        shapes = {'even': (12, 12), 'odd': (12, 12), 'both': (6,)}
 
         def worker(engine):
-            named = parameters({'even': (12, 12), 'odd': (12, 12), 'both': (6,)})
+            named = parameters(shapes)
+            before = values(named)
             optimizer = wrap(named, make(), engine, lr=1.0)
-            for _ in range(60):
+            for _ in range(20):
                 optimizer.zero_grad()
                 ours = 'odd' if engine.rank % 2 else 'even'
                 set_gradients(named, {ours: torch.ones(12, 12), 'both': torch.ones(6)})
                 optimizer.step()
-            memory = optimizer.state_dict()['memory']
-            return values(named), memory
+            moved = [b - p for b, p in zip(before, values(named), strict=True)]
+            kept = {}
+            for bucket in optimizer.reducer.buckets:
+                kept |= dict(bucket.views(kept_by(bucket)))
+            return moved, kept
 
         results = dgc.simulate(4, worker)
-        before = values(parameters({'even': (12, 12), 'odd': (12, 12), 'both': (6,)}))
-        for parameter in range(3):
-            for trained, _ in results:
-                assert torch.equal(trained[parameter], results[0][0][parameter])
-            moved = before[parameter] - results[0][0][parameter]
-            kept = sum(
-                sum(memory[name].values() if name else [])
-                for _, memory in results
-                for name in [['even', 'odd', 'both'][parameter]]
-                if 'residual' in memory[name]
-            )
-            share = 60.0 if parameter == 2 else 30.0
-            if make is not MAKERS['dgc']:
-                assert moved + kept / 4 == pytest.approx(share * torch.ones_like(moved), rel=1e-4)
-            assert (moved > 0).all()
+        for index, (name, shape) in enumerate(shapes.items()):
+            moved = results[0][0][index]
+            assert all(torch.equal(other[index], moved) for other, _ in results)
+            assert moved.any()
+            kept = sum(kept[name] for _, kept in results) / 4
+            share = 20.0 if name == 'both' else 10.0  # of the mean over four workers
+            torch.testing.assert_close(moved + kept, torch.full(shape, share))
 
     def test_an_unused_parameter_is_sent_as_zeros(self):
         named = parameters()
@@ -321,7 +317,7 @@ class TestLoops:
                 losses.append(optimizer.step(closure))
 
         assert all(map(torch.equal, self.trained(loop), self.trained(self.usual)))
-        assert [float(value) > 0 for value in losses] == [True] * 4
+        assert [value.item() > 0 for value in losses] == [True] * 4
 
     def test_gradients_accumulate_over_batches_as_over_one_big_batch(self):
         def worker(batches_per_step):
@@ -371,7 +367,7 @@ class TestLoops:
         optimizer = wrap(named, exact())
         loss(named, 0, 0).backward()
         optimizer.synchronize()
-        with pytest.raises(RuntimeError, match='between synchronize.. and step'):
+        with pytest.raises(RuntimeError, match=r'between synchronize\(\) and step'):
             loss(named, 0, 1).backward()
 
     def test_zeroing_what_is_on_its_way_is_an_error(self):
@@ -462,7 +458,7 @@ class TestRefusals:
         """Paddle PR#20758."""
         named = parameters()
         with pytest.raises(
-            ValueError, match='MomentumCorrection holds .* SGD would apply it again'
+            ValueError, match=r'MomentumCorrection holds .* SGD would apply it again'
         ):
             self.wrap(self.sgd(named, momentum=0.9), named, exact())
 
@@ -497,7 +493,7 @@ class TestState:
 
     def test_it_may_be_loaded_into_another_grouping(self):
         """pytorch PR#48670: state is kept by parameter name, not by bucket."""
-        named, optimizer, state = self.saved()
+        _, optimizer, state = self.saved()
         other = parameters()
         resumed = wrap(
             other,
@@ -542,7 +538,7 @@ class TestState:
     )
     def test_what_was_kept_back_is_not_dropped_in_silence(self, make):
         _, _, state = self.saved()
-        with pytest.raises(ValueError, match='kept back for .* would be lost'):
+        with pytest.raises(ValueError, match=r'kept back for .* would be lost'):
             wrap(parameters(), make()).load_state_dict(state)
 
     def test_another_shape_is_refused_by_name(self):
@@ -581,7 +577,7 @@ def test_messages_in_float16_lose_nothing_over_time():
     optimizer = wrap(named, composition, lr=1.0)
     gradient = torch.full((40, 2), 1e-7)
     gradient[0] = 3000.1
-    for step in range(60):
+    for step in range(130):
         optimizer.zero_grad()
         set_gradients(named, {'w': gradient * (step == 0)})
         optimizer.step()

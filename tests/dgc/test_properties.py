@@ -140,18 +140,20 @@ def assert_conserved(diaries: list[Diary], case: Case) -> None:
         torch.testing.assert_close(sum(totals) + kept, given, rtol=1e-5, atol=3e-4, msg=name)
 
 
+@pytest.fixture(scope='class', params=CASES, ids=str)
+def case(request) -> Case:
+    return request.param
+
+
+@pytest.fixture(scope='class')
+def diaries(case) -> list[Diary]:
+    return dgc.simulate(
+        case.workers, lambda engine: keep_diary(engine, TABLE[case.row](), STEPS, case)
+    )
+
+
 class TestOneRun:
     """Properties that are read off one run, made once for each row, size and momentum."""
-
-    @pytest.fixture(scope='class', params=CASES, ids=str)
-    def case(self, request) -> Case:
-        return request.param
-
-    @pytest.fixture(scope='class')
-    def diaries(self, case) -> list[Diary]:
-        return dgc.simulate(
-            case.workers, lambda engine: keep_diary(engine, TABLE[case.row](), STEPS, case)
-        )
 
     def test_each_worker_sends_or_keeps_all_of_its_corrected_gradient(self, diaries):
         for diary in diaries:

@@ -4,9 +4,7 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
-from launching import BIN, DIGITS, Run, launch, only_run
-
-EPOCHS, BATCH = 3, 64
+from launching import BATCH, BIN, DIGITS, EPOCHS, Run, launch, only_run
 
 
 @pytest.fixture(scope='session')

@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
 
-from launching import here
+from launching import here  # noqa: E402
 
 if __name__ == '__main__':
     cases, folder = Path(sys.argv[1]), Path(sys.argv[2])

@@ -27,6 +27,7 @@ PYTHON = sys.executable
 BIN = Path(PYTHON).parent
 DGC = [f'configs/dgc/{name}.py' for name in ('wm5', 'fp16', 'int32')]
 DIGITS = ['--configs', 'configs/digits/cnn.py', *DGC, '--devices', 'cpu']
+EPOCHS, BATCH = 3, 64  # of the runs that many tests look at: few steps, since some engines are slow
 LAUNCHED = re.compile(r'(HOROVOD|OMPI|PMIX|SLURM|TORCHELASTIC)_|(RANK|WORLD_SIZE|MASTER_ADDR)$')
 PREFIX = re.compile(r'^(\[\d+(,\d+)?\]<std(out|err)>:)+')  # of horovodrun, before each line
 

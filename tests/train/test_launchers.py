@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import BATCH, EPOCHS
-from launching import LAUNCHERS, Run
+from launching import BATCH, EPOCHS, LAUNCHERS, Run
 
 STEPS = 11  # an epoch: 1437 samples, 2 workers, 64 in a batch
 
@@ -43,7 +42,7 @@ def any_run(request, trained) -> Run:
 
 
 def test_a_run_has_the_published_name_and_nothing_is_wrong(pair):
-    launcher, run = pair
+    _, run = pair
     assert run.folder.name == '[digits.cnn+dgc.[wm5+fp16+int32]].x.np2'
     assert run.done.complaints == []
     assert not [line for line in run.done.lines if 'Traceback' in line or 'Warning' in line]
@@ -120,7 +119,9 @@ def test_every_rank_saves_every_epoch(pair):
         first, second = (run.checkpoint(epoch, rank) for rank in range(2))
         assert first['epoch'] == epoch
         assert all((first['model'][n] == second['model'][n]).all() for n in first['model'])
-        kept = [state['optimizer']['memory']['hidden.weight']['velocity'] for state in (first, second)]
+        kept = [
+            state['optimizer']['memory']['hidden.weight']['velocity'] for state in (first, second)
+        ]
         assert kept[0].any() and kept[1].any() and not (kept[0] == kept[1]).all()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
@@ -27,6 +27,7 @@ def shares(total: int, size: int, epoch: int = 0, seed: int = 1) -> list[list[in
 
 
 @given(st.integers(0, 60), st.integers(1, 9), st.integers(0, 3))
+@settings(deadline=None)
 def test_shares_are_equally_long_and_disjoint_and_leave_out_fewer_than_workers(total, size, epoch):
     drawn = shares(total, size, epoch)
     together = [sample for share in drawn for sample in share]
@@ -36,6 +37,7 @@ def test_shares_are_equally_long_and_disjoint_and_leave_out_fewer_than_workers(t
 
 
 @given(st.integers(1, 60), st.integers(1, 9))
+@settings(deadline=None)
 def test_all_ranks_cut_the_same_permutation(total, size):
     whole = shares(total, 1)[0]
     drawn = shares(total, size)

@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 
 def test_overrides_are_left_for_the_configuration():
     arguments, overrides = parse_arguments(
-        ['--configs', 'configs/cifar/resnet20.py', 'configs/dgc/wm5.py', '--configs.train.num_epochs',
-         '500', '--suffix', '.e500', '--configs.seed=3']
+        [*('--configs', 'configs/cifar/resnet20.py', 'configs/dgc/wm5.py', '--suffix', '.e500'),
+         *('--configs.train.num_epochs', '500', '--configs.seed=3')]
     )  # fmt: skip
     assert arguments.configs == ['configs/cifar/resnet20.py', 'configs/dgc/wm5.py']
     assert arguments.suffix == '.e500'
@@ -30,7 +30,8 @@ def test_overrides_are_left_for_the_configuration():
 
 
 @pytest.mark.parametrize(
-    ('words', 'resume'), [([], None), (['--resume'], ''), (['--resume', 'runs/a.np2'], 'runs/a.np2')]
+    ('words', 'resume'),
+    [([], None), (['--resume'], ''), (['--resume', 'runs/a.np2'], 'runs/a.np2')],
 )
 def test_resume_takes_a_run_or_means_this_one(words, resume):
     arguments, overrides = parse_arguments(

@@ -16,7 +16,9 @@ FULL = 0.8
 
 def optimizer(lr: float = FULL) -> torch.optim.SGD:
     parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
-    return torch.optim.SGD([{'params': parameters[:1]}, {'params': parameters[1:], 'lr': lr / 2}], lr)
+    return torch.optim.SGD(
+        [{'params': parameters[:1]}, {'params': parameters[1:], 'lr': lr / 2}], lr
+    )
 
 
 def rate_of(scheduler=None, warmup: int = 0, workers: int = 4, per_epoch: bool = True, **options):
@@ -59,7 +61,7 @@ def test_the_warm_up_starts_at_one_workers_rate_and_every_group_follows():
     assert found[0] == pytest.approx(FULL / 4)
     assert found[STEPS] == pytest.approx(FULL * (1 / 4 + 1) / 2)
     assert found[2 * STEPS :] == [FULL, FULL]
-    assert all(a < b for a, b in zip(found, found[1 : 2 * STEPS + 1], strict=False))
+    assert found[: 2 * STEPS] == sorted(set(found[: 2 * STEPS]))
     groups = rate.optimizer.param_groups
     rate.before_step(3)
     assert groups[1]['lr'] == pytest.approx(groups[0]['lr'] / 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from utils.meters import TopK
@@ -19,6 +19,7 @@ def plain_percentage(outputs: torch.Tensor, targets: torch.Tensor, k: int) -> fl
 
 
 @given(st.integers(0, 40), st.integers(1, 12), st.integers(1, 12), st.integers(1, 3), st.data())
+@settings(deadline=None)
 def test_topk_is_the_plain_percentage_however_it_is_cut(samples, classes, k, workers, data):
     seed = data.draw(st.integers(0, 999))
     generator = torch.Generator().manual_seed(seed)

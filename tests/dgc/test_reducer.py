@@ -1,0 +1,208 @@
+"""The order on the path, the choice between sparse and dense, and what is counted."""
+
+import pytest
+import torch
+from dgc_helpers import keep_count, loss, parameters, set_gradients, train, wrap
+
+import dgc
+from dgc.codec import PlainCodec
+from dgc.compressors import TopK
+from dgc.engines import LocalEngine
+
+
+def exact(ratio=0.02, **parts):
+    return dgc.deep_gradient_compression(ratio, compressor=TopK(), **parts)
+
+
+class Recorder(LocalEngine):
+    """Notes the size of every collective."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def all_reduce(self, tensor):
+        self.calls.append(tensor.numel())
+        return super().all_reduce(tensor)
+
+    def all_gather(self, tensor):
+        self.calls.append(tensor.numel())
+        return super().all_gather(tensor)
+
+
+THREE = {'a': (10, 10), 'b': (20, 10), 'c': (30, 10)}
+
+
+class TestOrder:
+    def start(self, order, composition=None):
+        """The sizes that were sent after each gradient, which came in this order, and by step()."""
+        named, engine = parameters(THREE), Recorder()
+        optimizer = wrap(named, composition or exact(), engine)
+        engine.calls.clear()
+        sent = []
+        for name in order:
+            set_gradients(named, {name: torch.ones(THREE[name])})
+            sent.append(len(engine.calls))
+        optimizer.step()
+        return sent, engine.calls
+
+    def test_buckets_go_as_soon_as_they_may_from_the_last_parameter_to_the_first(self):
+        assert self.start('cba')[0] == [1, 2, 3]
+
+    def test_a_bucket_waits_for_those_before_it(self):
+        assert self.start('abc')[0] == [0, 0, 3]
+        assert self.start('bca')[0] == [0, 2, 3]
+
+    def test_a_parameter_that_takes_no_part_holds_later_ones_until_the_step(self):
+        sent, calls = self.start('ca')
+        assert sent == [1, 1]
+        assert len(calls) == 3
+
+    @pytest.mark.parametrize('order', ['cba', 'abc', 'bac', 'a', ''])
+    def test_the_collectives_are_the_same_whatever_came_when(self, order):
+        """grace#7."""
+        assert self.start(order)[1] == self.start('cba')[1]
+        assert len(set(self.start(order)[1])) == 3
+
+    def test_skip_sends_nothing_before_it_has_seen_everything(self):
+        sent, calls = self.start('cba', exact(nonfinite='skip'))
+        assert sent == [0, 0, 0]
+        assert calls[0] == 1
+        assert len(calls) == 4
+
+
+class TestRoute:
+    """A bucket whose sparse message would cost more than the dense one is dense."""
+
+    @pytest.mark.parametrize('workers', [1, 2, 3, 5])
+    @pytest.mark.parametrize('types', [('fp32', 'int64'), ('fp16', 'int32')])
+    @pytest.mark.parametrize('ratio', [0.02, 0.1, 0.2, 0.3, 0.4, 0.6, 0.9])
+    def test_the_cheaper_one_is_taken(self, workers, types, ratio):
+        codec = PlainCodec(*types)
+
+        def worker(engine):
+            named = parameters({'w': (32, 32)})
+            optimizer = wrap(named, exact(ratio, codec=codec), engine)
+            train(optimizer, named, 1, engine.rank)
+            return optimizer.reducer.progress.kept
+
+        k, counted = keep_count(1024, ratio), max(workers, 2)
+        sparse = (counted - 1) * codec.capacity(1024, k)
+        dense = 2 * 4 * 1024 * (counted - 1) / counted
+        assert dgc.simulate(workers, worker) == [k if sparse < dense else 1024] * workers
+
+    def test_it_flushes_what_a_sparse_phase_kept_back(self):
+        named = parameters({'w': (32, 32)})
+        composition = exact(0.9, warmup_epochs=1, warmup_coeff=[0.02], warmup_stage_steps=3)
+        optimizer = wrap(named, composition)
+        train(optimizer, named, 3)
+        velocity = optimizer.reducer.buckets[0].buffers['velocity']
+        assert velocity.count_nonzero() > 900
+        train(optimizer, named, [3])
+        assert not velocity.any()
+
+
+class TestProgress:
+    def test_it_counts_elements_and_bytes_in_closed_form(self):
+        def worker(engine):
+            named = parameters()
+            optimizer = wrap(named, exact(), engine)
+            train(optimizer, named, 4, engine.rank)
+            return optimizer.reducer.progress
+
+        codec, k = PlainCodec(), [keep_count(n, 0.02) for n in (1280, 160)]
+        dense = [round(2 * 2 / 3 * 4 * n) for n in (1280, 160, 11)]
+        sparse = sum(2 * codec.capacity(n, kept) for n, kept in zip((1280, 160), k, strict=True))
+        for progress in dgc.simulate(3, worker):
+            assert progress.steps == 4
+            assert progress.numel == 4 * (1280 + 160 + 11)
+            assert progress.kept == 4 * (sum(k) + 11)
+            assert progress.sent == progress.received == 4 * (sparse + dense[2])
+            assert progress.dense_sent == 4 * sum(dense)
+
+    def test_start_up_and_clipping_are_not_counted_as_gradients(self):
+        def worker(engine):
+            named = parameters()
+            clipping = dgc.clipping.ClipByGlobalNorm(1.0)
+            optimizer = wrap(named, dgc.dense(gradient_clipping=clipping), engine)
+            assert engine.traffic.received > 0
+            assert optimizer.reducer.progress.sent == 0
+            train(optimizer, named, 1, engine.rank)
+            return optimizer.reducer.progress.sent
+
+        assert dgc.simulate(2, worker) == [4 * (1280 + 160 + 11)] * 2
+
+    def test_one_worker_sends_nothing(self):
+        named = parameters()
+        optimizer = wrap(named, exact())
+        train(optimizer, named, 2)
+        progress = optimizer.reducer.progress
+        assert progress.sent == progress.received == progress.dense_sent == 0
+        assert 0 < progress.kept < progress.numel
+
+    def test_times_are_counted(self):
+        def worker(engine):
+            named = parameters()
+            optimizer = wrap(named, exact(), engine)
+            train(optimizer, named, 3, engine.rank)
+            return optimizer.reducer.progress
+
+        for progress in dgc.simulate(2, worker):
+            assert progress.communicate > 0
+            assert progress.compress > 0
+            assert progress.wait > 0
+
+
+def test_a_failing_engine_fails_the_step():
+    """horovod#642: the cause reaches the training loop, and nothing hangs."""
+
+    class Broken(LocalEngine):
+        has_thread = True
+        broken = False
+
+        def _all_gather(self, tensor):
+            if self.broken:
+                raise dgc.EngineError('connection reset by rank 1')
+            return super()._all_gather(tensor)
+
+    named, engine = parameters(), Broken()
+    optimizer = wrap(named, exact(), engine)
+    engine.broken = True
+    loss(named, 0, 0).backward()
+    with pytest.raises(dgc.EngineError, match='connection reset by rank 1'):
+        optimizer.step()
+
+
+@pytest.mark.parametrize('gradient', [0.0, 1.0])
+def test_nothing_or_everything_passes_the_threshold(gradient):
+    """grace#16, pytorch#27542: two ranks, all-zero or constant gradients; the step finishes."""
+
+    def worker(engine):
+        named = parameters({'w': (50, 20)})
+        optimizer = wrap(named, dgc.deep_gradient_compression(0.01), engine)
+        for _ in range(3):
+            optimizer.zero_grad()
+            set_gradients(named, {'w': torch.full((50, 20), gradient)})
+            optimizer.step()
+        return optimizer.steps, optimizer.reducer.progress.kept
+
+    for steps, kept in dgc.simulate(2, worker):
+        assert steps == 3
+        assert kept == (30 if gradient else 0)
+
+
+def test_a_worker_whose_threshold_nothing_passes_among_others():
+    def worker(engine):
+        named = parameters({'w': (50, 20)})
+        before = named[0][1].detach().clone()
+        optimizer = wrap(named, dgc.deep_gradient_compression(0.01), engine, lr=1.0)
+        gradient = torch.zeros(50, 20)
+        if engine.rank == 1:
+            gradient[3, 4] = 6.0
+        set_gradients(named, {'w': gradient})
+        optimizer.step()
+        return before - named[0][1].detach()
+
+    for moved in dgc.simulate(3, worker):
+        assert moved[3, 4] == pytest.approx(2.0)
+        assert moved.count_nonzero() == 1

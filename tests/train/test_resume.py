@@ -1,0 +1,333 @@
+"""Going on from a checkpoint: to the bit, with other workers, after a cut save, in evaluation."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from launching import (
+    DIGITS,
+    EPOCHS,
+    LAUNCHERS,
+    ROOT,
+    SIMULATED,
+    Done,
+    Run,
+    assert_same,
+    command,
+    here,
+    only_run,
+)
+
+BATCH = ['--configs.train.batch_size', '64']  # few steps, so that the tests are quick
+
+
+def train(runs: Path, epochs: int, *more: str | Path, size: int = 2, code: int = 0) -> Run:
+    """Train under ``size`` simulated workers; the run that is left alone under ``runs``."""
+    words = [*DIGITS, *BATCH, '--configs.train.num_epochs', str(epochs), '--runs', runs]
+    done = here(*words, *SIMULATED, str(size), *more)
+    assert done.code == code, done.output
+    return Run(runs / f'[digits.cnn+dgc.[wm5+fp16+int32]].np{size}', done)
+
+
+@pytest.fixture(scope='module')
+def straight(tmp_path_factory) -> Run:
+    """Four epochs of two workers, unbroken."""
+    return train(tmp_path_factory.mktemp('straight'), 4)
+
+
+@pytest.fixture(scope='module')
+def half(tmp_path_factory) -> Run:
+    """Two epochs of two workers. Nothing changes it."""
+    return train(tmp_path_factory.mktemp('half'), 2)
+
+
+@pytest.fixture
+def copied(half, tmp_path) -> Run:
+    """A copy of ``half``, alone under its runs folder."""
+    target = tmp_path / 'runs' / half.folder.name
+    shutil.copytree(half.folder, target)
+    return Run(target, half.done)
+
+
+@pytest.fixture(scope='module')
+def resumed(half, tmp_path_factory) -> Run:
+    """``half``, gone on with to four epochs."""
+    runs = tmp_path_factory.mktemp('resumed')
+    shutil.copytree(half.folder, runs / half.folder.name)
+    return train(runs, 4, '--resume')
+
+
+@pytest.fixture(scope='module')
+def four(tmp_path_factory) -> Run:
+    """One epoch of four workers."""
+    return train(tmp_path_factory.mktemp('four'), 1, size=4)
+
+
+@pytest.mark.parametrize('rank', [0, 1])
+def test_four_epochs_are_two_and_two_more_to_the_bit(straight, resumed, rank):
+    """Although the schedule of two epochs is shorter: settings are those of now."""
+    assert_same(straight.checkpoint(3, rank), resumed.checkpoint(3, rank))
+
+
+def test_metrics_and_curves_go_on_where_they_stopped(straight, resumed, half):
+    assert [line['epoch'] for line in resumed.metrics] == [0, 1, 2, 3]
+    assert resumed.results == straight.results
+    assert resumed.results[:2] == half.results
+    for tag in ('loss/train', 'acc/test_top1', 'lr', 'ratio'):
+        assert resumed.curve(tag) == straight.curve(tag)
+    assert not resumed.folder.with_name(f'{resumed.folder.name}~1').exists()
+
+
+def test_the_last_three_epochs_and_the_best_are_kept(straight):
+    epochs = {int(name[1:5]) for name in straight.checkpoints if name.endswith('.pth')}
+    best = int((straight.folder / 'checkpoints/best.txt').read_text())
+    accuracy = [line['acc/test_top1'] for line in straight.metrics]
+    assert epochs == {1, 2, 3, best}
+    assert accuracy[best] == max(accuracy)
+
+
+@pytest.mark.parametrize('cut', ['partial', 'missing', 'both missing'])
+def test_a_cut_save_falls_back_to_the_epoch_before(copied, straight, cut):
+    last = [copied.folder / f'checkpoints/e0001.r{rank}of2.pth' for rank in range(2)]
+    if cut == 'partial':
+        raw = last[1].read_bytes()
+        last[1].with_suffix('.partial').write_bytes(raw[: len(raw) // 2])
+    last[1].unlink()
+    if cut == 'both missing':
+        last[0].unlink()
+    run = train(copied.folder.parent, 2, '--resume')
+    assert [line['epoch'] for line in run.metrics] == [0, 1]
+    assert run.results == straight.results[:2]
+    assert list(run.curve('loss/train')) == list(straight.curve('loss/train'))[:22]
+    assert_same(run.checkpoint(1, 1)['model'], straight.checkpoint(1, 1)['model'])
+    if cut == 'partial':  # the next save wrote over it
+        assert not last[1].with_suffix('.partial').exists()
+
+
+def test_a_damaged_checkpoint_is_named(copied):
+    path = copied.folder / 'checkpoints/e0001.r1of2.pth'
+    path.write_bytes(path.read_bytes()[:1000])
+    run = train(copied.folder.parent, 3, '--resume', code=2)
+    (line,) = run.done.complaints
+    assert line == f'train.py: rank 1: {path} is damaged: remove it to go on from an earlier epoch'
+
+
+def test_another_model_is_refused_in_a_line(copied, tmp_path):
+    file = tmp_path / 'wide.py'
+    file.write_text(
+        'from models.digits import DigitsCNN\n'
+        'from utils.config import Config, configs\n'
+        'configs.model = Config(DigitsCNN, channels=16)\n'
+    )
+    words = ['--configs', *DIGITS[1:-2], file, *DIGITS[-2:], *BATCH, '--runs', tmp_path / 'other']
+    done = here(*words, *SIMULATED, '2', '--resume', copied.folder)
+    assert done.code == 2
+    (line,) = done.complaints
+    assert line.startswith(f'train.py: {copied.folder} does not fit this configuration: ')
+    assert 'conv1.weight' in line
+
+
+def test_what_was_kept_back_is_not_lost_by_training_densely(copied, tmp_path):
+    words = [
+        '--configs',
+        'configs/digits/cnn.py',
+        *DIGITS[-2:],
+        *BATCH,
+        '--runs',
+        tmp_path / 'other',
+    ]
+    done = here(*words, *SIMULATED, '2', '--resume', copied.folder)
+    assert done.code == 2
+    (line,) = done.complaints
+    assert 'would be lost' in line
+
+
+def test_nothing_left_to_train_is_no_error(copied):
+    before = copied.metrics
+    run = train(copied.folder.parent, 2, '--resume')
+    assert run.metrics == before
+    assert '2 at the end' not in run.done.output
+
+
+def test_settings_of_now_hold_after_resuming(copied):
+    words = [
+        '--configs.train.optimizer.weight_decay',
+        '0.5',
+        '--configs.train.optimizer.lr',
+        '0.01',
+    ]
+    run = train(copied.folder.parent, 3, '--resume', *words)
+    (group,) = run.checkpoint(2, 0)['optimizer']['optimizer']['param_groups']
+    assert group['weight_decay'] == 0.5
+    assert group['lr'] == pytest.approx(2 * 0.01)
+
+
+# ---------------------------------------------------------------- other numbers of workers
+
+
+def test_two_workers_go_on_from_four(four, tmp_path):
+    run = train(tmp_path, 2, '--resume', four.folder, size=2)
+    assert [line['epoch'] for line in run.metrics] == [1]
+    assert run.checkpoints[-2:] == ['e0001.r0of2.pth', 'e0001.r1of2.pth']
+    steps = 1437 // 2 // 64
+    state = run.checkpoint(1, 0)
+    assert state['optimizer']['steps'] == 2 * steps  # the second epoch of the ratio's warm-up
+    assert run.metrics[0]['ratio'] == pytest.approx(0.1, rel=0.3)
+    assert run.metrics[0]['lr'] < 2 * 0.025  # the rate of two workers, in the warm-up
+    assert run.metrics[0]['loss/train'] < four.metrics[0]['loss/train']
+    assert list(run.curve('loss/train')) == [128 * (steps + step + 1) for step in range(steps)]
+
+
+@pytest.mark.parametrize('size', [1, 3, 5])
+def test_any_number_of_workers_takes_all_that_was_kept(four, tmp_path, size):
+    """Summed over the workers and divided by their number, it is the same mean."""
+    from utils.checkpoint import Checkpoints
+
+    folder = four.folder / 'checkpoints'
+    before = [four.checkpoint(0, rank, 4)['optimizer']['memory'] for rank in range(4)]
+    after = [
+        Checkpoints(folder, rank, size).load(0, 4)['optimizer']['memory'] for rank in range(size)
+    ]
+    for name, buffers in before[0].items():
+        for buffer in buffers:
+            ours = sum(memory[name][buffer] for memory in after if name in memory) / size
+            theirs = sum(memory[name][buffer] for memory in before) / 4
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_four_files_are_needed_by_another_number_of_workers(four, tmp_path):
+    folder = tmp_path / 'lacking' / four.folder.name
+    shutil.copytree(four.folder, folder)
+    (folder / 'checkpoints/e0000.r3of4.pth').unlink()
+    run = train(tmp_path / 'runs', 2, '--resume', folder, code=2)
+    assert 'no checkpoint' in run.done.complaints[0]
+
+
+def test_an_older_run_of_the_same_name_does_not_mix_with_one_resumed_elsewhere(copied, four):
+    runs, before = copied.folder.parent, copied.metrics
+    run = train(runs, 2, '--resume', four.folder)
+    assert [line['epoch'] for line in run.metrics] == [1]
+    assert Run(runs / f'{run.folder.name}~1').metrics == before
+
+
+@pytest.mark.parametrize('inside', [False, True])
+def test_naming_ones_own_folder_is_resuming(copied, inside):
+    named = copied.folder / 'checkpoints' if inside else copied.folder
+    run = train(copied.folder.parent, 3, '--resume', named)
+    assert [line['epoch'] for line in run.metrics] == [0, 1, 2]
+    assert len(list(copied.folder.parent.iterdir())) == 1
+
+
+def test_a_second_run_of_the_same_name_moves_the_first_aside(copied):
+    runs, name = copied.folder.parent, copied.folder.name
+    before = copied.metrics
+    train(runs, 1)
+    assert Run(runs / f'{name}~1').metrics == before
+    assert len(Run(runs / name).metrics) == 1
+    train(runs, 1)
+    assert sorted(path.name for path in runs.iterdir()) == [name, f'{name}~1', f'{name}~2']
+    assert Run(runs / f'{name}~1').metrics == before
+
+
+# ---------------------------------------------------------------- evaluation
+
+
+def evaluated(done: Done) -> dict[str, float]:
+    """[acc/test_top1] = 97.22"""
+    assert done.code == 0, done.output
+    lines = [line for line in done.lines if line.startswith('[')]
+    return {line[1 : line.index(']')]: float(line.split(' = ')[1]) for line in lines}
+
+
+def best_of(run: Run) -> dict[str, float]:
+    best = max(run.metrics, key=lambda line: line['acc/test_top1'])
+    return {k: pytest.approx(best[k], abs=0.01) for k in ('acc/test_top1', 'acc/test_top5')}
+
+
+def test_a_run_evaluates_itself(straight):
+    words = [*DIGITS, *BATCH, '--runs', straight.folder.parent, '--evaluate']
+    before = straight.checkpoints
+    assert evaluated(here(*words, *SIMULATED, '2')) == best_of(straight)
+    assert straight.checkpoints == before
+    assert len(list(straight.folder.parent.iterdir())) == 1  # it leaves nothing
+
+
+@pytest.mark.parametrize('configs', [DIGITS, [*DIGITS[:2], *DIGITS[-2:]]], ids=['dgc', 'dense'])
+def test_one_process_evaluates_what_two_saved(straight, tmp_path, configs):
+    """Whatever carried the gradients then."""
+    done = here(*configs, '--runs', tmp_path, '--evaluate', '--resume', straight.folder)
+    assert evaluated(done) == best_of(straight)
+    assert not list(tmp_path.iterdir())
+
+
+def test_three_workers_evaluate_what_two_saved(straight, tmp_path):
+    words = [*DIGITS, *BATCH, '--runs', tmp_path, '--evaluate', '--resume', straight.folder]
+    assert evaluated(here(*words, *SIMULATED, '3')) == best_of(straight)
+
+
+def test_the_best_epoch_is_evaluated_not_the_last(copied, tmp_path):
+    (copied.folder / 'checkpoints/best.txt').write_text('0\n')
+    done = here(*DIGITS, '--runs', tmp_path, '--evaluate', '--resume', copied.folder)
+    assert evaluated(done)['acc/test_top1'] == pytest.approx(
+        copied.metrics[0]['acc/test_top1'], abs=0.01
+    )
+
+
+def test_rank_0s_file_is_enough_to_evaluate(copied, tmp_path):
+    for path in copied.folder.glob('checkpoints/*.r1of2.pth'):
+        path.unlink()
+    done = here(*DIGITS, '--runs', tmp_path, '--evaluate', '--resume', copied.folder)
+    assert evaluated(done) == best_of(copied)
+
+
+# ---------------------------------------------------------------- a launcher
+
+
+@pytest.mark.slow
+def test_resuming_under_torchrun_is_an_unbroken_run(trained, tmp_path):
+    """Two starts, both inside one torchrun, against the three epochs of test_launchers."""
+    unbroken = trained('torchrun')
+    words = [*DIGITS, '--runs', str(tmp_path / 'runs'), *BATCH]
+    epochs = '--configs.train.num_epochs'
+    cases = {'2': [*words, epochs, '2'], '3': [*words, epochs, str(EPOCHS), '--resume']}
+    (tmp_path / 'cases.json').write_text(json.dumps(cases))
+    script = ROOT / 'tests/train/in_turn.py'
+    done = command([*LAUNCHERS['torchrun'], script, tmp_path / 'cases.json', tmp_path])
+    run = only_run(tmp_path / 'runs', done)
+    codes = [json.loads((tmp_path / f'{rank}.json').read_text()) for rank in range(2)]
+    assert [[end[0] for end in results.values()] for results in codes] == [[0, 0], [0, 0]]
+    assert run.results == unbroken.results
+    for rank in range(2):
+        assert_same(run.checkpoint(2, rank), unbroken.checkpoint(2, rank))
+
+
+# ---------------------------------------------------------------- batches per step
+
+
+def test_two_batches_a_step_are_the_rate_and_the_data_of_twice_the_workers(tmp_path):
+    words = ['--configs.train.num_batches_per_step', '2', '--configs.train.batch_size', '32']
+    run = train(tmp_path, 3, *words)
+    (group,) = run.checkpoint(2, 0)['optimizer']['optimizer']['param_groups']
+    assert group['lr'] == pytest.approx(0.025 * 2 * 2)
+    steps = 1437 // 2 // 64
+    assert run.checkpoint(2, 0)['optimizer']['steps'] == 3 * steps
+    assert list(run.curve('loss/train')) == [128 * (step + 1) for step in range(3 * steps)]
+    assert run.metrics[-1]['loss/train'] < run.metrics[0]['loss/train']
+
+
+@pytest.mark.parametrize(
+    ('more', 'size'),
+    [([*SIMULATED, '2'], 2), (['--configs.train.num_batches_per_step=2'], 1)],
+    ids=['workers', 'batches'],
+)
+def test_the_rate_is_times_workers_and_batches_a_step(tmp_path, more, size):
+    words = ['num_epochs=1', 'batch_size=32', 'warmup_lr_epochs=0', 'optimizer.lr=0.02']
+    dense = ['--configs', 'configs/digits/cnn.py', *DIGITS[-2:], '--runs', tmp_path]
+    run = only_run(tmp_path, here(*dense, *(f'--configs.train.{word}' for word in words), *more))
+    assert run.metrics[0]['lr'] == pytest.approx(0.04)
+    assert run.metrics[0]['ratio'] == 1.0
+    assert len(run.curve('loss/train')) == 22

@@ -1,0 +1,238 @@
+"""Checkpoints: whole or not at all, few, plain, and shared out among other numbers of ranks."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dgc
+from utils.checkpoint import CheckpointError, Checkpoints, merge, plain, restore
+
+
+def state(value: float, epoch: int = 0, best: float | None = None) -> dict:
+    """What one rank saves; ``value`` is all that it keeps back."""
+    memory = {'w': {'velocity': torch.full((3,), value)}}
+    return {'model': {}, 'optimizer': {'memory': memory}, 'epoch': epoch, 'best': best}
+
+
+def velocity(loaded: dict) -> float:
+    values = loaded['optimizer']['memory']['w']['velocity']
+    assert (values == values[0]).all()
+    return float(values[0])
+
+
+def names(folder) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# ---------------------------------------------------------------- saving
+
+
+def test_numpy_scalars_become_plain_and_load_without_pickle(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(0, {'best': np.float64(97.5), 'more': [np.int64(3), {'x': (np.bool_(True),)}]})
+    loaded = torch.load(tmp_path / 'e0000.r0of1.pth', weights_only=True)
+    assert loaded == {'best': 97.5, 'more': [3, {'x': (True,)}]}
+    assert [type(loaded['best']), type(loaded['more'][0])] == [float, int]
+
+
+def test_plain_leaves_tensors_alone():
+    tensor = torch.ones(2)
+    assert plain({'a': [tensor]})['a'][0] is tensor
+
+
+def test_a_save_that_fails_leaves_the_checkpoint_before(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(0, state(1))
+
+    def full(value, file):
+        file.write(b'half of it')
+        raise OSError(28, 'No space left on device')
+
+    monkeypatch.setattr(torch, 'save', full)
+    for epoch in (0, 1):
+        with pytest.raises(OSError, match='No space left'):
+            checkpoints.save(epoch, state(2))
+    monkeypatch.undo()
+    assert checkpoints.epochs() == {0: 1}
+    assert velocity(checkpoints.load(0, 1)) == 1
+    checkpoints.save(1, state(3))
+    assert velocity(checkpoints.load(1, 1)) == 3
+
+
+def test_ranks_need_not_see_each_others_disks(tmp_path):
+    """Each notes the best epoch for itself, and does not drop it."""
+    for rank in range(2):
+        mine = Checkpoints(tmp_path / str(rank), rank, 2)
+        for epoch in range(6):
+            mine.save(epoch, state(epoch))
+            mine.finish(epoch, best=epoch == 1)
+        assert mine.best() == 1
+        assert sorted(mine.epochs()) == [1, 3, 4, 5]
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=8))
+@settings(deadline=None, max_examples=25)
+def test_the_last_three_and_the_best_are_kept(tmp_path_factory, improved):
+    folder, best = tmp_path_factory.mktemp('kept'), None
+    ranks = [Checkpoints(folder, rank, 2) for rank in range(2)]
+    for epoch, better in enumerate(improved):
+        best = epoch if better else best
+        for checkpoints in ranks:
+            checkpoints.save(epoch, {})
+        for checkpoints in ranks:
+            checkpoints.finish(epoch, better)
+    last = len(improved) - 1
+    kept = {epoch for epoch in (last - 2, last - 1, last, best) if epoch is not None and epoch >= 0}
+    assert ranks[0].epochs() == dict.fromkeys(kept, 2)
+    files = {f'e{epoch:04d}.r{rank}of2.pth' for epoch in kept for rank in range(2)}
+    assert set(names(folder)) == files | ({'best.txt'} if best is not None else set())
+
+
+def test_pruning_touches_nothing_else(tmp_path):
+    others = ['e0000.r0of4.pth', 'e0000.r1of2.pth', 'notes.txt', 'e0000.r0of2.partial', 'e12.pth']
+    for name in others:
+        (tmp_path / name).touch()
+    mine = Checkpoints(tmp_path, 0, 2)
+    for epoch in range(5):
+        mine.save(epoch, {})
+        mine.finish(epoch, best=False)
+    assert set(others) - {'e0000.r0of2.partial'} <= set(names(tmp_path))
+
+
+# ---------------------------------------------------------------- which epochs
+
+
+def test_an_epoch_is_usable_where_all_that_is_needed_is_there(tmp_path):
+    files = ['e0000.r0of2', 'e0000.r1of2', 'e0001.r0of2', 'e0002.r1of2', 'e0003.r0of4']
+    for name in files:
+        (tmp_path / f'{name}.pth').touch()
+    (tmp_path / 'e0009.r0of2.partial').touch()
+    assert Checkpoints(tmp_path, 0, 2).epochs() == {0: 2, 1: 2}
+    assert Checkpoints(tmp_path, 1, 2).epochs() == {0: 2, 2: 2}
+    assert Checkpoints(tmp_path, 0, 1).epochs() == {0: 2}
+    assert Checkpoints(tmp_path, 0, 1).epochs(model_only=True) == {0: 2, 1: 2, 3: 4}
+    assert Checkpoints(tmp_path / 'nowhere').epochs() == {}
+
+
+def restored(folder, size: int, evaluate: bool = False, apart: bool = False) -> list:
+    """What each of ``size`` ranks is given by ``restore``, and the epoch to go on with."""
+
+    def worker(engine: dgc.Engine):
+        given = {}
+        model = SimpleNamespace(load_state_dict=lambda state: given.update(model=state))
+        parts = SimpleNamespace(
+            engine=engine,
+            device=torch.device('cpu'),
+            model=model,
+            load_state_dict=lambda state, epoch: given.update(state, next=epoch),
+        )
+        own = folder / str(engine.rank) if apart else folder
+        epoch, best = restore(parts, own, evaluate)
+        return epoch, best, given
+
+    return dgc.simulate(size, worker)
+
+
+def save_all(folder, epoch: int, size: int, apart: bool = False) -> None:
+    for rank in range(size):
+        own = folder / str(rank) if apart else folder
+        checkpoints = Checkpoints(own / 'checkpoints', rank, size)
+        checkpoints.save(epoch, state(10 * epoch + rank, epoch, 50.0 + epoch))
+
+
+@pytest.mark.parametrize('apart', [False, True])
+def test_the_ranks_agree_on_the_last_epoch_that_all_have(tmp_path, apart):
+    for epoch in range(3):
+        save_all(tmp_path, epoch, 2, apart)
+    own = tmp_path / '1' if apart else tmp_path
+    (own / 'checkpoints/e0002.r1of2.pth').unlink()
+    for rank, (epoch, best, loaded) in enumerate(restored(tmp_path, 2, apart=apart)):
+        assert (epoch, best, loaded['next']) == (2, 51.0, 2)
+        assert velocity(loaded) == 10 + rank
+
+
+def test_the_folder_of_checkpoints_may_be_named_too(tmp_path):
+    save_all(tmp_path, 0, 1)
+    assert restored(tmp_path / 'checkpoints', 1)[0][0] == 1
+
+
+@pytest.mark.parametrize('size', [1, 2, 3])
+def test_evaluation_loads_the_best_epochs_model_and_no_more(tmp_path, size):
+    for epoch in range(3):
+        save_all(tmp_path, epoch, 2)
+    (tmp_path / 'checkpoints/best.txt').write_text('1\n')
+    for epoch, _, loaded in restored(tmp_path, size, evaluate=True):
+        assert epoch == 2
+        assert loaded == {'model': {}}
+
+
+def test_a_best_epoch_that_is_gone_is_replaced_by_the_last(tmp_path):
+    save_all(tmp_path, 4, 2)
+    (tmp_path / 'checkpoints/best.txt').write_text('1\n')
+    assert restored(tmp_path, 1, evaluate=True)[0][0] == 5
+
+
+@pytest.mark.parametrize('content', [b'', b'not a checkpoint', b'PK\x03\x04 cut'])
+def test_damage_is_named(tmp_path, content):
+    path = tmp_path / 'checkpoints/e0000.r0of1.pth'
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r'e0000\.r0of1\.pth is damaged: remove it'):
+        restored(tmp_path, 1)
+
+
+def test_nothing_there(tmp_path):
+    with pytest.raises(CheckpointError, match=r'no checkpoint in .* that all ranks can read'):
+        restored(tmp_path, 2)
+
+
+# ---------------------------------------------------------------- merging
+
+
+@given(st.integers(1, 9), st.integers(1, 9))
+@settings(deadline=None)
+def test_the_mean_over_the_workers_of_what_is_kept_survives(old, new):
+    generator = random.Random(10 * old + new)
+    values = [generator.uniform(-1, 1) for _ in range(old)]
+    memories = [state(value)['optimizer']['memory'] for value in values]
+    merged = [merge(memories[rank:old:new], scale=new / old) for rank in range(new)]
+    sums = sum(float(memory['w']['velocity'][0]) for memory in merged if memory)
+    assert sums / new == pytest.approx(sum(values) / old, rel=1e-4, abs=1e-6)
+
+
+def test_merging_keeps_names_and_buffers_apart_and_its_input_as_it_was():
+    ones = {'u': torch.ones(2), 'v': torch.full((2,), 3.0)}
+    memories = [{'a': dict(ones), 'b': dict(ones)}, {'a': dict(ones)}]
+    merged = merge(memories, scale=0.5)
+    assert {
+        name: {k: float(v[0]) for k, v in buffers.items()} for name, buffers in merged.items()
+    } == {
+        'a': {'u': 1.0, 'v': 3.0},
+        'b': {'u': 0.5, 'v': 1.5},
+    }
+    assert float(memories[0]['a']['u'][0]) == 1.0
+    assert merge([], scale=2.0) == {}
+
+
+@pytest.mark.parametrize(
+    ('old', 'new', 'kept'),
+    [
+        (4, 2, [(0 + 2) / 2, (1 + 3) / 2]),
+        (2, 4, [0 * 2, 1 * 2, None, None]),
+        (3, 2, [(0 + 2) * 2 / 3, 1 * 2 / 3]),
+        (2, 2, [0, 1]),
+    ],
+)
+def test_ranks_share_out_what_others_kept(tmp_path, old, new, kept):
+    for rank in range(old):
+        Checkpoints(tmp_path, rank, old).save(7, state(rank))
+    loaded = [Checkpoints(tmp_path, rank, new).load(7, old) for rank in range(new)]
+    found = [velocity(one) if one['optimizer']['memory'] else None for one in loaded]
+    assert found == [None if k is None else pytest.approx(k) for k in kept]
