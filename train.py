@@ -10,11 +10,12 @@ from utils.launch import (
     STOPPED,
     Refused,
     agreed,
+    complain,
     parse_arguments,
     quiet_others,
 )
 
-if __name__ == '__main__':  # torch takes seconds to import; --help and typos need not wait for it
+if __name__ == '__main__':  # torch takes seconds to import: --help need not wait for it
     ARGUMENTS, OVERRIDES = parse_arguments(sys.argv[1:])
 
 from argparse import Namespace
@@ -24,8 +25,8 @@ from pathlib import Path
 import torch
 
 from dgc import Engine, EngineError, NonFiniteGradientError, average_tensors, engines
-from dgc.handshake import check_agreement
-from utils.build import Parts, build, choose_device, seed_everything, threads
+from dgc.handshake import AgreementError, check_agreement, shake_hands
+from utils.build import Parts, aspects, build, choose_device, seed_everything, threads
 from utils.checkpoint import Checkpoints, restore
 from utils.config import Config, ConfigError, load
 from utils.log import RunLog, start_log
@@ -43,14 +44,21 @@ def main(arguments: Namespace, overrides: list[str]) -> int:
         device = choose_device(arguments.devices, launcher.local_rank)
         worker = partial(work, arguments=arguments, configs=configs, device=device)
         engines.run(worker, configs.engine.name, configs.engine.size, device)
-    except (ConfigError, Refused, EngineError) as error:
-        if launcher.size == 1 or launcher.rank == getattr(error, 'rank', 0):
-            print(f'train.py: {error}', file=sys.stderr, flush=True)
+    except Refused as error:  # by all ranks; one of them tells
+        if launcher.size == 1 or launcher.rank == error.rank:
+            complain(str(error))
         return BAD_INPUT
+    except (ConfigError, EngineError) as error:  # once a machine: not all may have the fault
+        if launcher.local_rank == 0:
+            complain(f'rank {launcher.rank}: {error}' if launcher.rank else str(error))
+        return BAD_INPUT
+    except AgreementError as error:
+        if launcher.rank == 0:
+            complain(str(error))
+        return STOPPED
     except NonFiniteGradientError as error:
         if launcher.size == 1 or launcher.rank == error.rank:
-            remedy = 'lower the learning rate or clip, then go on with --resume'
-            print(f'train.py: {error}: {remedy}', file=sys.stderr, flush=True)
+            complain(f'{error}: lower the learning rate or clip, then go on with --resume')
         return STOPPED
     return 0
 
@@ -61,6 +69,7 @@ def work(engine: Engine, arguments: Namespace, configs: Config, device: torch.de
     folder = Path(arguments.runs) / run_name(arguments.configs, arguments.suffix, engine.size)
     with agreed(engine, device):  # on its own: a dataset may be missing on one machine only
         datasets = configs.dataset.build()
+    shake_hands(engine, aspects(configs, datasets), device)
     with agreed(engine, device):
         parts = build(configs, datasets, engine, device)
     first, best = 0, None

@@ -32,7 +32,8 @@ configs.train.optimizer = Config(torch.optim.SGD, momentum=0.9)
 configs.train.optimize_bn_separately = False  # no weight decay on BatchNorm's parameters
 configs.train.compression = Config(dense)
 
-# The scheduler begins after the warm-up; its T_max, milestones, … count epochs, or steps.
+# The scheduler begins after the warm-up, and steps once an epoch or once a step. Its T_max,
+# milestones, step_size and total_iters count epochs either way.
 configs.train.scheduler = None
 configs.train.schedule_lr_per_epoch = True
 configs.train.warmup_lr_epochs = 5

@@ -15,7 +15,7 @@ class Images(Dataset[tuple[Tensor, int]]):
 
     `mean` and `std`: of each channel, in units of the uint8 values.
     `pad`: zeros put around an image before a crop of its own size is drawn from it.
-    `flip`: mirror every second image, left to right.
+    `flip`: mirror each image, left to right, with a probability of one half.
     `size`: S; images are resized where it is not H.
 
     The random numbers are torch's global ones, so that `torch.manual_seed` repeats a run.

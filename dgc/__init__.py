@@ -4,7 +4,7 @@ The package stands on its own. Wrap an optimizer of your own loop in a Distribut
 
     import dgc
 
-    engine = dgc.create()
+    engine = dgc.create(device=device)
     optimizer = dgc.DGCSGD(model.parameters(), lr=0.1 * engine.size, momentum=0.9)
     optimizer = dgc.DistributedOptimizer(
         optimizer,

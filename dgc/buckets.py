@@ -107,11 +107,11 @@ class Bucket:
             member.parameter.grad = view
 
     def hold(self, values: Tensor) -> Tensor:
-        """``values[n]`` in ``total``, where they may be summed in place. Ends the gradient."""
+        """``values[n]`` in ``total``, to be summed in place; overwrites a float32 gradient."""
         return self.total if values is self.total else self.total.copy_(values)
 
     def zeroed_total(self) -> Tensor:
-        """``total``, float32 ``[n]``, all zero. Ends the gradient, which may share its storage."""
+        """``total``, float32 ``[n]``, all zero; overwrites a float32 gradient."""
         return self.total.zero_()
 
     def assign_mean(self, total: Tensor, workers: int) -> None:

@@ -107,7 +107,7 @@ class PlainCodec(Codec):
         return torch.cat([*parts, values.new_zeros(padding, dtype=torch.uint8)])
 
     def decode(self, message: Tensor) -> Sparse:
-        """See :meth:`Codec.decode`; float32 values and int64 indices of its own storage."""
+        """See :meth:`Codec.decode`. The indices may share the message's storage."""
         value_type, index_type, numel, count, scale = read_header(message)
         end_of_indices = HEADER.size + count * index_type.itemsize
         end = end_of_indices + count * value_type.itemsize

@@ -47,6 +47,11 @@ class Composition:
     def __post_init__(self) -> None:
         if self.nonfinite not in NONFINITE:
             raise ValueError(f'nonfinite must be one of {NONFINITE}, got {self.nonfinite!r}')
+        if isinstance(self.compressor, Dense) != isinstance(self.exchange, AllReduce):
+            raise ValueError(
+                f'{type(self.compressor).__name__} and {type(self.exchange).__name__} do not fit: '
+                'AllReduce sums dense messages, and only those'
+            )
 
     @property
     def overlaps(self) -> bool:

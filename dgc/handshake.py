@@ -16,6 +16,10 @@ class HandshakeError(EngineError):
     """The ranks do not agree on what they are about to train."""
 
 
+class AgreementError(RuntimeError):
+    """The ranks' parameters are not the same any more."""
+
+
 def describe(named_parameters: Iterable[tuple[str, Tensor]], more: str = '') -> dict[str, str]:
     """What a rank is about to train, by aspect: names, shapes, types, and ``more``, any text."""
     parameters = list(named_parameters)
@@ -51,7 +55,7 @@ def gather_text(engine: Engine, text: str, device: torch.device | str, limit: in
 
 
 def check_agreement(engine: Engine, tensors: Iterable[Tensor]) -> None:
-    """Raise HandshakeError on every rank where ``tensors`` are not bit-identical on all ranks.
+    """Raise AgreementError on every rank where ``tensors`` are not bit-identical on all ranks.
 
     Every exchange promises that they are. A library that breaks it (collectives on the wrong
     stream, two threads in one group) does so silently, and training goes on with different models.
@@ -64,7 +68,7 @@ def check_agreement(engine: Engine, tensors: Iterable[Tensor]) -> None:
     table = engine.all_gather(ours)
     for rank in range(1, engine.size):
         if not torch.equal(table[rank], table[0]):
-            raise HandshakeError(f'rank {rank} and rank 0 hold different parameters')
+            raise AgreementError(f'rank {rank} and rank 0 hold different parameters')
 
 
 def broadcast_tensors(engine: Engine, tensors: Iterable[Tensor], root: int = 0) -> None:

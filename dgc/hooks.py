@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from dgc.composition import Composition
 from dgc.engines import Engine, TorchEngine
+from dgc.handshake import describe, shake_hands
 from dgc.optimizer import plan
 from dgc.reducer import Reducer
 
@@ -41,14 +42,16 @@ class CompressionHook:
         optimizer: Optimizer,
         composition: Composition,
         engine: Engine | None = None,
-        steps_per_epoch: int = 1,
+        steps_per_epoch: int | None = None,
     ) -> None:
         if composition.nonfinite == 'skip':
             raise ValueError("nonfinite='skip' needs DistributedOptimizer: DDP cannot skip a step")
         named = list(model.module.named_parameters())
         engine = engine or TorchEngine(named[0][1].device)
-        self.reducer = Reducer(plan(optimizer, named, composition), composition, engine)
-        self.steps_per_epoch = steps_per_epoch
+        buckets = plan(optimizer, named, composition, steps_per_epoch)
+        shake_hands(engine, describe(named), named[0][1].device)
+        self.reducer = Reducer(buckets, composition, engine)
+        self.steps_per_epoch = steps_per_epoch or 1
         self.steps = 0
         self._places: dict[Tensor, tuple[int, Tensor]] = {}
         for index, bucket in enumerate(self.reducer.buckets):

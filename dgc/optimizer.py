@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from dgc.buckets import Bucket, Member
 from dgc.composition import Composition, deep_gradient_compression
@@ -55,11 +56,7 @@ class DistributedOptimizer(Optimizer):
     ) -> None:
         composition = composition or deep_gradient_compression()
         named = list(named_parameters)
-        buckets = plan(optimizer, named, composition)
-        if composition.schedule.warmup_epochs and not (
-            steps_per_epoch or composition.schedule.stage_steps
-        ):
-            raise ValueError('a warm-up in epochs needs steps_per_epoch')
+        buckets = plan(optimizer, named, composition, steps_per_epoch)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.optimizer = optimizer
         self._share()
@@ -73,6 +70,7 @@ class DistributedOptimizer(Optimizer):
         self._passes: dict[Parameter, int] = {}
         self._missing: list[int] = []
         self._synchronized: bool | None = None
+        self._handles: list[RemovableHandle] = []
         self._register_hooks()
         # The views have the parameters' logical order, which is what travels. Autograd remarks on
         # it where a parameter's memory is in another, such as channels_last.
@@ -88,7 +86,13 @@ class DistributedOptimizer(Optimizer):
         for index, bucket in enumerate(self.reducer.buckets):
             for member in bucket.members:
                 hook = partial(self._accumulated, index, member)
-                member.parameter.register_post_accumulate_grad_hook(hook)
+                handle = member.parameter.register_post_accumulate_grad_hook(hook)
+                self._handles.append(handle)
+
+    def detach(self) -> None:
+        """Take the hooks off the parameters, to wrap them in another optimizer."""
+        while self._handles:
+            self._handles.pop().remove()
 
     def _accumulated(self, index: int, member: Member, parameter: Tensor) -> None:
         """One gradient of one backward pass has been added to its bucket."""
@@ -171,11 +175,20 @@ class DistributedOptimizer(Optimizer):
 
 
 def plan(
-    optimizer: Optimizer, named: list[tuple[str, Parameter]], composition: Composition
+    optimizer: Optimizer,
+    named: list[tuple[str, Parameter]],
+    composition: Composition,
+    steps_per_epoch: int | None,
 ) -> list[Bucket]:
-    """The composition's buckets of those parameters that ``optimizer`` trains."""
+    """The composition's buckets of those parameters that ``optimizer`` trains.
+
+    Raises ValueError for settings that do not fit together.
+    """
     check_names(optimizer, named)
     check_momentum(optimizer, composition)
+    schedule = composition.schedule
+    if schedule.warmup_epochs and not (steps_per_epoch or schedule.stage_steps):
+        raise ValueError('a warm-up in epochs needs steps_per_epoch')
     groups = {p: group for group in optimizer.param_groups for p in group['params']}
     trained = [(name, p, groups[p]) for name, p in named if p.requires_grad and p in groups]
     return composition.planner.plan(

@@ -83,6 +83,7 @@ class Reducer:
         self._ready = [False] * len(buckets)
         self._pending: list[Future[Outcome]] = []
         self._failures: list[str] = []
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def set_ratios(self, step: int, steps_per_epoch: int) -> None:
         """Set every bucket's ratio for optimizer step ``step``, counted from 0."""
@@ -93,7 +94,10 @@ class Reducer:
     def ready(self, index: int) -> None:
         """The gradients of bucket ``index`` are complete: start what may start."""
         self._ready[index] = True
-        if self.composition.overlaps:
+        # An engine without a thread blocks the one that calls: on a GPU that is autograd's, which
+        # all simulated workers share, so nothing would ever come of it.
+        blocks = self.buckets[index].gradient.is_cuda and not self.engine.has_thread
+        if self.composition.overlaps and not blocks:
             self._start_in_order()
 
     def synchronize(self) -> bool:
@@ -160,7 +164,17 @@ class Reducer:
 
     def _reduce(self, bucket: Bucket, gradients_complete: Fence) -> Outcome:
         """One bucket's way down the path and back, on the engine's thread."""
-        gradients_complete.wait()
+        with torch.cuda.stream(self._stream(bucket.gradient.device)):
+            gradients_complete.wait()
+            return self._take_down_the_path(bucket)
+
+    def _stream(self, device: torch.device) -> torch.cuda.Stream | None:
+        """A stream beside the one that the backward pass uses; None on a CPU."""
+        if device.type == 'cuda' and device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        return self._streams.get(device)
+
+    def _take_down_the_path(self, bucket: Bucket) -> Outcome:
         start, before = time.perf_counter(), replace(self.engine.traffic)
         codec, memory = self.composition.codec, self.composition.memory
         compressor, exchange = self._route(bucket)
@@ -170,8 +184,12 @@ class Reducer:
                 self.composition.clipping.clip([bucket], self.engine)
             exchange.prepare(bucket, self.engine)
             sparse = memory.select(bucket, compressor)
+            healthy = finite(
+                sparse.values
+            )  # finite gradients can add up to more than float32 holds
         else:
             self._failures.extend(not_finite(bucket))
+        if not healthy:
             sparse = poison(bucket, dense=isinstance(compressor, Dense))
         total, left_out = exchange.sum(bucket, sparse, codec, self.engine)
         if healthy and left_out is not None:

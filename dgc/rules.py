@@ -39,5 +39,8 @@ class LayerRules:
         """The schedule of the parameter called ``name``."""
         for pattern, ratio in self.ratios.items():
             if fnmatchcase(name, pattern):
-                return replace(schedule, ratio=ratio)
+                ramp = schedule.warmup_coeff
+                if isinstance(ramp, Sequence):  # a list is meant for the ratio of the others
+                    ramp = [max(stage, ratio) for stage in ramp]
+                return replace(schedule, ratio=ratio, warmup_coeff=ramp)
         return schedule

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
 from dgc import DistributedOptimizer, Engine
@@ -18,6 +19,8 @@ from utils.config import Config
 from utils.data import TrainShare, evaluation_loader, train_loader
 from utils.launch import Refused
 from utils.learning_rate import LearningRate
+
+COUNTED_IN_EPOCHS = ('T_max', 'milestones', 'step_size', 'total_iters')  # of torch's schedulers
 
 
 @dataclass
@@ -97,7 +100,6 @@ def build(
     check_metric(configs, datasets)
     loaders, share = build_loaders(configs, datasets, engine, device)
     model = configs.model.build().to(device)
-    broadcast_tensors(engine, model.buffers())
     optimizer = DistributedOptimizer(
         train.optimizer.build(
             parameter_groups(model, train.optimize_bn_separately),
@@ -108,11 +110,11 @@ def build(
         engine,
         batches_per_step=train.num_batches_per_step,
         steps_per_epoch=len(loaders['train']),
-        configuration=str(configs),
     )
+    broadcast_tensors(engine, model.buffers())
     rate = LearningRate(
         optimizer,
-        None if train.scheduler is None else train.scheduler.build(optimizer),
+        build_scheduler(configs, optimizer, len(loaders['train'])),
         train.warmup_lr_epochs,
         len(loaders['train']),
         engine.size,
@@ -120,6 +122,34 @@ def build(
     )
     criterion = train.criterion.build().to(device)
     return Parts(engine, device, model, criterion, optimizer, rate, loaders, share)
+
+
+def aspects(configs: Config, datasets: dict[str, Dataset]) -> dict[str, str]:
+    """What the ranks have to agree on before they build anything, for the handshake."""
+    lengths = {split: len(dataset) for split, dataset in datasets.items()}  # type: ignore[arg-type]
+    return {'the configuration': str(configs), 'the length of the dataset': str(lengths)}
+
+
+def build_scheduler(
+    configs: Config, optimizer: DistributedOptimizer, steps_per_epoch: int
+) -> LRScheduler | None:
+    """The scheduler of torch's, which steps once an epoch or once a step.
+
+    Its settings count epochs either way: those that count calls are converted.
+    """
+    node = configs.train.scheduler
+    if node is None or configs.train.schedule_lr_per_epoch:
+        return None if node is None else node.build(optimizer)
+    in_steps: dict[str, Any] = {}
+    for name in COUNTED_IN_EPOCHS:
+        if name in node:
+            epochs = node[name]
+            in_steps[name] = (
+                epochs * steps_per_epoch
+                if isinstance(epochs, int)
+                else [epoch * steps_per_epoch for epoch in epochs]
+            )
+    return node.build(optimizer, **in_steps)
 
 
 def check_metric(configs: Config, datasets: dict[str, Dataset]) -> None:

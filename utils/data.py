@@ -41,7 +41,15 @@ def train_loader(
             f'configs.train.batch_size: {len(share)} training samples a worker are fewer than '
             f'one step of {batch}; use smaller batches or fewer workers'
         )
-    loader = DataLoader(dataset, batch, sampler=share, drop_last=True, num_workers=processes)
+    loader = DataLoader(
+        dataset,
+        batch,
+        sampler=share,
+        drop_last=True,
+        num_workers=processes,
+        persistent_workers=processes > 0,
+        pin_memory=processes > 0,
+    )
     return loader, share
 
 

@@ -39,7 +39,8 @@ examples:
 """
 
 OPTIONS = ('--configs', '--devices', '--evaluate', '--help', '--resume', '--runs', '--suffix')
-RANKS = ('HOROVOD_RANK', 'RANK', 'OMPI_COMM_WORLD_RANK', 'SLURM_PROCID')  # left by launchers
+# Left by launchers: those of dgc.engines.launchers, which cannot be asked before torch is imported.
+RANKS = ('HOROVOD_RANK', 'RANK', 'OMPI_COMM_WORLD_RANK', 'SLURM_PROCID', 'PMI_RANK')
 
 
 class Refused(Exception):
@@ -53,6 +54,11 @@ class Refused(Exception):
         self.rank = rank
 
 
+def complain(message: str) -> None:
+    """The one line that says why the program ends."""
+    print(f'train.py: {message}', file=sys.stderr, flush=True)
+
+
 class Parser(argparse.ArgumentParser):
     """Tells what is wrong in one line, once however many ranks there are."""
 
@@ -60,7 +66,7 @@ class Parser(argparse.ArgumentParser):
         """End the process."""
         rank = next((os.environ[name] for name in RANKS if name in os.environ), '0')
         if rank == '0':
-            print(f'train.py: {message}', file=sys.stderr, flush=True)
+            complain(message)
         raise SystemExit(BAD_INPUT)
 
 
@@ -76,6 +82,7 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
     parser.add_argument(
         '--configs',
         nargs='+',
+        action='extend',
         required=True,
         metavar='FILE',
         help='config files, executed in this order, each after the __init__.py above it',

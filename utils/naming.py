@@ -1,4 +1,4 @@
-"""How a run is called: its folder under `runs/` says which experiment it holds."""
+"""How a run is named: its folder under `runs/` says which experiment it holds."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -81,7 +81,7 @@ class Engine(ABC):
     """
 
     name = ''
-    has_thread = True
+    has_thread = True  # else jobs run where they are submitted
 
     def __init__(self, rank: int, size: int, local_rank: int, local_size: int) -> None:
         self.rank = rank

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Launcher:
-    """Who started this process, and what it calls it.
+    """The launcher, and this process's place in the job.
 
-    name: 'horovodrun', 'torchrun', 'mpirun', 'slurm', or 'none'.
+    name: 'horovodrun', 'torchrun', 'mpirun', 'slurm', 'mpiexec', or 'none'.
     rank, size: among all processes of the job; local_rank, local_size: among those of the machine.
     """
 
@@ -41,6 +41,7 @@ VARIABLES = {  # rank, size, local rank, local size; the first launcher that has
         'SLURM_LOCALID',
         'SLURM_STEP_TASKS_PER_NODE',  # of the first node, such as 4(x2)
     ),
+    'mpiexec': ('PMI_RANK', 'PMI_SIZE', 'MPI_LOCALRANKID', 'MPI_LOCALNRANKS'),  # MPICH, Intel MPI
 }
 
 

@@ -128,12 +128,15 @@ class RandomState:
         self._torch = torch.get_rng_state()
         self._numpy = np.random.get_state()
         self._python = random.getstate()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
 
     def restore(self) -> None:
         """Set the generators back."""
         torch.set_rng_state(self._torch)
         np.random.set_state(self._numpy)
         random.setstate(self._python)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state_all(self._cuda)
 
 
 class SimulatedEngine(Engine):

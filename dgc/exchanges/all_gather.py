@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from dgc.buckets import Bucket
-from dgc.codec import Codec
+from dgc.codec import Codec, CodecError
 from dgc.compressors.base import keep
 from dgc.engines.base import Engine
 from dgc.exchanges.base import Exchange, Exchanged
@@ -28,6 +28,11 @@ class AllGather(Exchange):
         left_out = None
         for rank, received in enumerate(engine.all_gather(message)):
             delivered = codec.decode(received)
+            if delivered.numel != bucket.numel:
+                raise CodecError(
+                    f'rank {rank} sent {delivered.numel} elements as its part of {bucket.name}, '
+                    f'which has {bucket.numel}'
+                )
             delivered.add_to(total)
             if rank == engine.rank:
                 left_out = difference(sparse, delivered)

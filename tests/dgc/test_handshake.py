@@ -6,6 +6,7 @@ from torch.nn import Parameter
 import dgc
 from dgc.engines import LocalEngine
 from dgc.handshake import (
+    AgreementError,
     HandshakeError,
     average_tensors,
     broadcast_tensors,
@@ -154,7 +155,7 @@ def test_parameters_that_have_parted_are_seen_on_every_rank(name):
         check_agreement(engine, tensors)
         if engine.rank == 1:
             tensors[1].zero_()
-        with pytest.raises(HandshakeError, match='rank 1 and rank 0 hold different'):
+        with pytest.raises(AgreementError, match='rank 1 and rank 0 hold different'):
             check_agreement(engine, tensors)
         return True
 
