@@ -184,9 +184,9 @@ class Reducer:
                 self.composition.clipping.clip([bucket], self.engine)
             exchange.prepare(bucket, self.engine)
             sparse = memory.select(bucket, compressor)
-            healthy = finite(
-                sparse.values
-            )  # finite gradients can add up to more than float32 holds
+            healthy = finite(sparse.values)
+            if not healthy:  # finite gradients can add up to more than float32 holds
+                self._failures.append(bucket.name)
         else:
             self._failures.extend(not_finite(bucket))
         if not healthy:

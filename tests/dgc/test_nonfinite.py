@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from dgc_helpers import loss, parameters, train, values, wrap
+from dgc_helpers import loss, parameters, set_gradients, train, values, wrap
 
 import dgc
 from dgc.clipping import ClipByGlobalNorm, ClipByModelNorm, ClipByNorm
@@ -129,6 +129,26 @@ def test_a_huge_finite_gradient_is_finite():
     assert not finite(torch.tensor([3e38, math.inf]))
     assert not finite(torch.tensor([math.inf, -math.inf]))
     assert finite(torch.tensor([65504.0] * 4, dtype=torch.float16))
+
+
+@pytest.mark.parametrize('ratio', [0.02, 1.0])
+def test_finite_gradients_that_add_up_to_infinity_stop_all_and_are_named(ratio):
+    def worker(engine):
+        named = parameters({'w': (30, 30)})
+        optimizer = wrap(named, dgc.deep_gradient_compression(ratio), engine, lr=0.0, momentum=0.9)
+        for step in range(4):
+            optimizer.zero_grad()
+            set_gradients(named, {'w': torch.full((30, 30), 2e38 if engine.rank else 1.0)})
+            try:
+                optimizer.step()
+            except NonFiniteGradientError as error:
+                return step, error.rank, str(error)
+        return None
+
+    (step, rank, _), (same_step, same_rank, message) = dgc.simulate(2, worker)
+    assert step == same_step < 3
+    assert (rank, same_rank) == (None, 1)
+    assert 'rank 1: not finite: gradient of w' in message
 
 
 class TestSkip:
