@@ -10,7 +10,7 @@ from utils.launch import (
     STOPPED,
     Refused,
     agreed,
-    complain,
+    give_up,
     parse_arguments,
     quiet_others,
 )
@@ -45,21 +45,15 @@ def main(arguments: Namespace, overrides: list[str]) -> int:
         worker = partial(work, arguments=arguments, configs=configs, device=device)
         engines.run(worker, configs.engine.name, configs.engine.size, device)
     except Refused as error:  # by all ranks; one of them tells
-        if launcher.size == 1 or launcher.rank == error.rank:
-            complain(str(error))
-        return BAD_INPUT
+        return give_up(BAD_INPUT, str(error), launcher.size == 1 or launcher.rank == error.rank)
     except (ConfigError, EngineError) as error:  # once a machine: not all may have the fault
-        if launcher.local_rank == 0:
-            complain(f'rank {launcher.rank}: {error}' if launcher.rank else str(error))
-        return BAD_INPUT
+        told = f'rank {launcher.rank}: {error}' if launcher.rank else str(error)
+        return give_up(BAD_INPUT, told, launcher.local_rank == 0)
     except AgreementError as error:
-        if launcher.rank == 0:
-            complain(str(error))
-        return STOPPED
+        return give_up(STOPPED, str(error), launcher.rank == 0)
     except NonFiniteGradientError as error:
-        if launcher.size == 1 or launcher.rank == error.rank:
-            complain(f'{error}: lower the learning rate or clip, then go on with --resume')
-        return STOPPED
+        told = f'{error}: lower the learning rate or clip, then go on with --resume'
+        return give_up(STOPPED, told, launcher.size == 1 or launcher.rank == error.rank)
     return 0
 
 

@@ -67,6 +67,8 @@ class DistributedOptimizer(Optimizer):
         self.steps_per_epoch = steps_per_epoch or 1
         self.steps = 0
         self.reducer = Reducer(buckets, composition, self.engine)
+        updated = {p for group in self.param_groups for p in group['params']}
+        self._frozen = [(name, p) for name, p in named if p in updated and not p.requires_grad]
         self._passes: dict[Parameter, int] = {}
         self._missing: list[int] = []
         self._synchronized: bool | None = None
@@ -116,7 +118,10 @@ class DistributedOptimizer(Optimizer):
         """Zero the gradients. They stay views into their buckets, so none becomes None;
         ``set_to_none`` is accepted because loops pass it."""
         if self._synchronized is None and any(self._passes.values()):
-            raise RuntimeError('zero_grad() between backward() and step() would lose gradients')
+            raise RuntimeError(
+                'zero_grad() between backward() and step() would lose gradients; '
+                'after an error, load_state_dict() first'
+            )
         for bucket in self.reducer.buckets:
             bucket.zero()
 
@@ -131,6 +136,12 @@ class DistributedOptimizer(Optimizer):
         """Wait until every ``.grad`` holds the mean over the workers; ``step()`` will not do it
         again. Returns False where all workers leave this step out."""
         if self._synchronized is None:
+            thawed = [name for name, p in self._frozen if p.grad is not None]
+            if thawed:
+                raise RuntimeError(
+                    f'{", ".join(thawed)} was frozen when it was wrapped, so its gradient is this '
+                    "worker's alone: detach() and wrap the optimizer again after unfreezing"
+                )
             for bucket in self.reducer.buckets:
                 for member in bucket.members:
                     if not self._passes[member.parameter]:

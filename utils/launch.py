@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
@@ -40,7 +41,14 @@ examples:
 
 OPTIONS = ('--configs', '--devices', '--evaluate', '--help', '--resume', '--runs', '--suffix')
 # Left by launchers: those of dgc.engines.launchers, which cannot be asked before torch is imported.
-RANKS = ('HOROVOD_RANK', 'RANK', 'OMPI_COMM_WORLD_RANK', 'SLURM_PROCID', 'PMI_RANK')
+RANKS = {  # rank: local rank
+    'HOROVOD_RANK': 'HOROVOD_LOCAL_RANK',
+    'RANK': 'LOCAL_RANK',
+    'OMPI_COMM_WORLD_RANK': 'OMPI_COMM_WORLD_LOCAL_RANK',
+    'SLURM_PROCID': 'SLURM_LOCALID',
+    'PMI_RANK': 'MPI_LOCALRANKID',
+}
+PATIENCE = 3.0  # seconds
 
 
 class Refused(Exception):
@@ -54,20 +62,27 @@ class Refused(Exception):
         self.rank = rank
 
 
-def complain(message: str) -> None:
-    """The one line that says why the program ends."""
-    print(f'train.py: {message}', file=sys.stderr, flush=True)
+def give_up(code: int, message: str, speaks: bool) -> int:
+    """Print the one line that says why the program ends, on the rank that speaks; returns ``code``.
+
+    Launchers end all ranks as soon as one has failed, so the others wait until it has spoken.
+    """
+    if speaks:
+        print(f'train.py: {message}', file=sys.stderr, flush=True)
+    else:
+        time.sleep(PATIENCE)
+    return code
 
 
 class Parser(argparse.ArgumentParser):
     """Tells what is wrong in one line, once however many ranks there are."""
 
     def error(self, message: str) -> NoReturn:
-        """End the process."""
-        rank = next((os.environ[name] for name in RANKS if name in os.environ), '0')
-        if rank == '0':
-            complain(message)
-        raise SystemExit(BAD_INPUT)
+        """End the process. Told once a machine: a file may be missing on one of them only."""
+        name = next((name for name in RANKS if name in os.environ), 'RANK')
+        rank, local_rank = os.environ.get(name, '0'), os.environ.get(RANKS[name], '0')
+        told = message if rank == '0' else f'rank {rank}: {message}'
+        raise SystemExit(give_up(BAD_INPUT, told, local_rank == '0'))
 
 
 def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -585,3 +585,24 @@ def test_messages_in_float16_lose_nothing_over_time():
     assert not kept.any()
     moved = before - values(named)[0]
     assert moved[0].tolist() == pytest.approx([3000.1] * 2, rel=1e-6)
+
+
+def test_a_parameter_unfrozen_after_wrapping_is_refused_not_applied_unreduced():
+    frozen = Parameter(torch.zeros(3), requires_grad=False)
+    named = [*parameters(), ('late', frozen)]
+    optimizer = wrap(named, dgc.dense())
+    frozen.requires_grad = True
+    loss(named, 0, 0).backward()
+    with pytest.raises(RuntimeError, match='late was frozen'):
+        optimizer.step()
+
+
+def test_detached_parameters_can_be_wrapped_again():
+    named = parameters()
+    first = wrap(named, dgc.dense())
+    first.detach()
+    second = wrap(named, dgc.dense())
+    loss(named, 0, 0).backward()
+    second.step()
+    assert first.reducer.progress.steps == 0
+    assert second.reducer.progress.steps == 1

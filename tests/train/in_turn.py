@@ -16,7 +16,10 @@ sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
 
 from launching import here  # noqa: E402
 
+from utils import launch  # noqa: E402
+
 if __name__ == '__main__':
+    launch.PATIENCE = 0.0  # nobody ends anybody between the cases
     cases, folder = Path(sys.argv[1]), Path(sys.argv[2])
     results = {}
     for name, words in json.loads(cases.read_text()).items():

@@ -289,7 +289,7 @@ def test_rank_0s_file_is_enough_to_evaluate(copied, tmp_path):
 
 @pytest.mark.slow
 def test_resuming_under_torchrun_is_an_unbroken_run(trained, tmp_path):
-    """Two starts, both inside one torchrun, against the three epochs of test_launchers."""
+    """Two starts, both inside one torchrun, against the three epochs of test_started."""
     unbroken = trained('torchrun')
     words = [*DIGITS, '--runs', str(tmp_path / 'runs'), *BATCH]
     epochs = '--configs.train.num_epochs'
