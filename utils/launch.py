@@ -68,7 +68,8 @@ def give_up(code: int, message: str, speaks: bool) -> int:
     Launchers end all ranks as soon as one has failed, so the others wait until it has spoken.
     """
     if speaks:
-        print(f'train.py: {message}', file=sys.stderr, flush=True)
+        start = '\n' if code == STOPPED else ''  # some rank's progress bar may stand in the line
+        print(f'{start}train.py: {message}', file=sys.stderr, flush=True)
     else:
         time.sleep(PATIENCE)
     return code

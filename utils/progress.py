@@ -31,9 +31,11 @@ def say(engine: Engine, text: str) -> None:
 
 def progress_bar(engine: Engine, loader: DataLoader, title: str) -> Iterable[Any]:
     """The batches of ``loader``, with a bar on rank 0: live on a terminal, else now and then."""
-    seconds = 0.1 if sys.stderr.isatty() else 20.0
+    seconds = 0.1 if sys.stderr.isatty() else 20.0  # a pipe keeps every line
     hidden = engine.rank > 0
-    return tqdm(loader, title, ncols=80, leave=False, mininterval=seconds, disable=hidden)
+    return tqdm(
+        loader, title, ncols=80, leave=False, mininterval=seconds, delay=seconds, disable=hidden
+    )
 
 
 class LossCurve:

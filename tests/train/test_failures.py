@@ -74,6 +74,7 @@ def test_a_gradient_that_is_not_finite_stops_all_with_one_line(tmp_path, rank, s
 def test_a_gradient_that_is_not_finite_stops_all_ranks_of_a_launcher(tmp_path):
     done = launch('torchrun', stack(tmp_path, NAN))
     assert done.code != 0
+    assert len(done.complaints) == 1, done.output
     (line,) = done.complaints
     assert line.startswith('train.py: rank 1: not finite: gradient of ')
     assert 'exitcode  : 3' in done.output  # what torchrun says of its first failure
