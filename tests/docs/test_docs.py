@@ -22,10 +22,13 @@ LAUNCHERS = ('horovodrun', 'torchrun', 'mpirun', 'python', 'OMP_NUM_THREADS=1')
 
 
 def command_lines() -> list[str]:
-    """Every command line of the documents that starts train.py, in one line each."""
+    """Every command line of the documents that starts train.py, in one line each, with the shell
+    variables that the page sets put in."""
     lines = []
     for page in PAGES:
         text = page.read_text().replace('\\\n', ' ')
+        for name, value in re.findall(r'^ +([A-Z]+)="(.*?)"', text, re.M | re.S):
+            text = text.replace(f'${name}', ' '.join(value.split()))
         lines += [
             line.strip() for line in text.splitlines() if 'train.py --configs configs' in line
         ]
