@@ -13,6 +13,7 @@ from torch.nn import Parameter
 
 import dgc
 from dgc.buckets import Bucket
+from dgc.compressors import TopK
 from dgc.engines import LocalEngine
 from dgc.schedule import RatioSchedule
 
@@ -31,6 +32,11 @@ def parameters(
         (name, Parameter(torch.randn(shape, generator=draw).to(dtype)))
         for name, shape in shapes.items()
     ]
+
+
+def exact(ratio: float = 0.05, **parts) -> dgc.Composition:
+    """Deep Gradient Compression by exact top-k."""
+    return dgc.deep_gradient_compression(ratio, compressor=TopK(), **parts)
 
 
 def target(parameter: Tensor, rank: int, step: int, index: int) -> Tensor:

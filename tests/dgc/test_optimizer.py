@@ -1,15 +1,12 @@
 """DistributedOptimizer: what a training loop may do to it, and what it refuses."""
 
-import copy
-
 import pytest
 import torch
-from dgc_helpers import kept_by, loss, parameters, set_gradients, target, train, values, wrap
+from dgc_helpers import exact, kept_by, loss, parameters, set_gradients, target, train, values, wrap
 from torch import nn
 from torch.nn import Parameter
 
 import dgc
-from dgc.buckets import PerTensor
 from dgc.codec import PlainCodec
 from dgc.compressors import TopK
 from dgc.engines import LocalEngine
@@ -21,10 +18,6 @@ MAKERS = {
     'residual': lambda: dgc.deep_gradient_compression(0.1, memory=Residual(), compressor=TopK()),
 }
 every = pytest.mark.parametrize('make', MAKERS.values(), ids=MAKERS)
-
-
-def exact(ratio: float = 0.05, **parts) -> dgc.Composition:
-    return dgc.deep_gradient_compression(ratio, compressor=TopK(), **parts)
 
 
 class TestTraining:
@@ -421,152 +414,6 @@ class TestLoops:
         torch.testing.assert_close(values(named), values(plain), rtol=1e-5, atol=1e-6)
 
 
-class TestRefusals:
-    def sgd(self, named, **settings):
-        return torch.optim.SGD([p for _, p in named], lr=0.1, **settings)
-
-    def wrap(self, optimizer, named, composition=None, **settings):
-        composition = composition or dgc.dense()
-        return dgc.DistributedOptimizer(optimizer, named, composition, LocalEngine(), **settings)
-
-    def test_parameters_without_a_name_are_listed(self):
-        """horovod#1389: half of the names passed."""
-        named = parameters()
-        with pytest.raises(ValueError) as caught:
-            self.wrap(self.sgd(named), named[::2])
-        assert 'parameter 1 (16, 10) of group 0' in str(caught.value)
-        assert 'parameter 3 () of group 0' in str(caught.value)
-        assert 'parameter 0' not in str(caught.value)
-
-    def test_a_name_of_two_parameters_is_listed(self):
-        named = [('w', Parameter(torch.ones(1))), ('w', Parameter(torch.ones(1)))]
-        with pytest.raises(ValueError, match='two of w'):
-            self.wrap(self.sgd(named), named)
-
-    def test_a_parameter_of_two_names_is_listed(self):
-        shared = Parameter(torch.ones(2, 2))
-        named = [('encoder', shared), ('b', Parameter(torch.ones(1))), ('decoder', shared)]
-        with pytest.raises(ValueError, match='one parameter as encoder and decoder'):
-            self.wrap(torch.optim.SGD([shared, named[1][1]], lr=0.1), named)
-
-    def test_names_of_parameters_that_are_not_trained_are_welcome(self):
-        named = parameters()
-        optimizer = self.wrap(torch.optim.SGD([named[0][1]], lr=0.1), named)
-        assert set(optimizer.state_dict()['memory']) == {'wide.weight'}
-
-    def test_momentum_twice_is_refused(self):
-        """Paddle PR#20758."""
-        named = parameters()
-        with pytest.raises(
-            ValueError, match=r'MomentumCorrection holds .* SGD would apply it again'
-        ):
-            self.wrap(self.sgd(named, momentum=0.9), named, exact())
-
-    def test_momentum_nowhere_is_refused(self):
-        named = parameters()
-        inner = dgc.DGCSGD([p for _, p in named], lr=0.1, momentum=0.9)
-        for composition in (dgc.dense(), exact(memory=Residual())):
-            with pytest.raises(ValueError, match='DGCSGD leaves momentum to the memory'):
-                self.wrap(inner, named, composition)
-
-    def test_without_momentum_any_optimizer_fits_any_memory(self):
-        for optimizer in (torch.optim.SGD, dgc.DGCSGD):
-            for composition in (dgc.dense(), exact(), exact(memory=Residual())):
-                named = parameters()
-                self.wrap(optimizer([p for _, p in named], lr=0.1), named, composition)
-
-    def test_a_warm_up_in_epochs_needs_their_length(self):
-        named = parameters()
-        composition = exact(warmup_epochs=2)
-        with pytest.raises(ValueError, match='needs steps_per_epoch'):
-            self.wrap(self.sgd(named), named, composition)
-        self.wrap(self.sgd(named), named, composition, steps_per_epoch=5)
-        self.wrap(self.sgd(named), named, exact(warmup_epochs=2, warmup_stage_steps=5))
-
-
-class TestState:
-    def saved(self, composition=None, steps=3):
-        named = parameters()
-        optimizer = wrap(named, composition or exact(), momentum=0.9, weight_decay=0.01)
-        train(optimizer, named, steps)
-        return named, optimizer, copy.deepcopy(optimizer.state_dict())
-
-    def test_it_may_be_loaded_into_another_grouping(self):
-        """pytorch PR#48670: state is kept by parameter name, not by bucket."""
-        _, optimizer, state = self.saved()
-        other = parameters()
-        resumed = wrap(
-            other,
-            exact(rules=dgc.LayerRules(dense=['narrow.*']), planner=PerTensor(dense_bytes=4)),
-            momentum=0.9,
-            weight_decay=0.01,
-        )
-        assert len(resumed.reducer.buckets) != len(optimizer.reducer.buckets) or [
-            bucket.name for bucket in resumed.reducer.buckets
-        ] != [bucket.name for bucket in optimizer.reducer.buckets]
-        resumed.load_state_dict(state)
-        for name, buffers in resumed.state_dict()['memory'].items():
-            for buffer, tensor in buffers.items():
-                assert torch.equal(tensor, state['memory'][name][buffer])
-
-    def test_the_order_of_the_parameters_may_change(self):
-        _, _, state = self.saved()
-        other = parameters()[::-1]
-        resumed = dgc.DistributedOptimizer(
-            dgc.DGCSGD([p for _, p in other[::-1]], lr=0.1, momentum=0.9, weight_decay=0.01),
-            other,
-            exact(),
-            LocalEngine(),
-        )
-        resumed.load_state_dict(state)
-        kept = resumed.state_dict()['memory']['wide.weight']['velocity']
-        assert torch.equal(kept, state['memory']['wide.weight']['velocity'])
-        assert kept.any()
-
-    def test_loading_keeps_the_wrapped_optimizers_groups_and_momentum_shared(self):
-        _, _, state = self.saved()
-        named = parameters()
-        resumed = wrap(named, exact(), momentum=0.5)
-        resumed.load_state_dict(state)
-        assert resumed.param_groups is resumed.optimizer.param_groups
-        assert all(bucket.momentum == 0.9 for bucket in resumed.reducer.buckets)
-        resumed.param_groups[0]['momentum'] = 0.25
-        assert all(bucket.momentum == 0.25 for bucket in resumed.reducer.buckets)
-
-    @pytest.mark.parametrize(
-        'make', [dgc.dense, lambda: exact(memory=Residual())], ids=['none', 'residual']
-    )
-    def test_what_was_kept_back_is_not_dropped_in_silence(self, make):
-        _, _, state = self.saved()
-        with pytest.raises(ValueError, match=r'kept back for .* would be lost'):
-            wrap(parameters(), make()).load_state_dict(state)
-
-    def test_another_shape_is_refused_by_name(self):
-        _, _, state = self.saved()
-        named = parameters({'wide.weight': (64, 21), 'narrow.weight': (16, 10), 'bias': (10,),
-                            'scale': ()})  # fmt: skip
-        with pytest.raises(ValueError, match=r'wide.weight was saved with shape \(64, 20\)'):
-            wrap(named, exact(), momentum=0.9).load_state_dict(state)
-
-    def test_it_does_not_change_while_training_goes_on(self):
-        named, optimizer, _ = self.saved()
-        state = optimizer.state_dict()
-        before = copy.deepcopy(state['memory'])
-        train(optimizer, named, [3])
-        for name, buffers in before.items():
-            for buffer, tensor in buffers.items():
-                assert torch.equal(state['memory'][name][buffer], tensor)
-
-    def test_the_ratio_goes_on_from_the_saved_step(self):
-        ramp = {'warmup_epochs': 4, 'warmup_coeff': [0.5, 0.4, 0.3, 0.2], 'warmup_stage_steps': 1}
-        _, optimizer, state = self.saved(exact(0.1, **ramp), steps=2)
-        resumed = wrap(parameters(), exact(0.1, **ramp))
-        assert resumed.reducer.buckets[0].ratio == 0.5
-        resumed.load_state_dict(state)
-        assert resumed.steps == 2
-        assert resumed.reducer.buckets[0].ratio == optimizer.reducer.buckets[0].ratio == 0.3
-
-
 def test_messages_in_float16_lose_nothing_over_time():
     """A value too small for the message's scale stays until it arrives."""
     named = parameters({'w': (40, 2)})
@@ -585,24 +432,3 @@ def test_messages_in_float16_lose_nothing_over_time():
     assert not kept.any()
     moved = before - values(named)[0]
     assert moved[0].tolist() == pytest.approx([3000.1] * 2, rel=1e-6)
-
-
-def test_a_parameter_unfrozen_after_wrapping_is_refused_not_applied_unreduced():
-    frozen = Parameter(torch.zeros(3), requires_grad=False)
-    named = [*parameters(), ('late', frozen)]
-    optimizer = wrap(named, dgc.dense())
-    frozen.requires_grad = True
-    loss(named, 0, 0).backward()
-    with pytest.raises(RuntimeError, match='late was frozen'):
-        optimizer.step()
-
-
-def test_detached_parameters_can_be_wrapped_again():
-    named = parameters()
-    first = wrap(named, dgc.dense())
-    first.detach()
-    second = wrap(named, dgc.dense())
-    loss(named, 0, 0).backward()
-    second.step()
-    assert first.reducer.progress.steps == 0
-    assert second.reducer.progress.steps == 1

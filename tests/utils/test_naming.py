@@ -21,7 +21,7 @@ DGC = [
         (['configs/digits/cnn.py'], '', 2, 'digits.cnn.np2'),
         (['configs/digits/cnn.py', 'configs/digits/cnn.py'], '', 1, 'digits.cnn.np1'),
         (['configs/dgc/wm5.py', 'configs/dgc/fp16.py'], '', 4, 'dgc.[wm5+fp16].np4'),
-        (['/home/me/dgc/configs/digits/cnn.py'], '', 1, 'digits.cnn.np1'),
+        (['/srv/dgc/configs/digits/cnn.py'], '', 1, 'digits.cnn.np1'),
         (['./configs/digits/cnn.py'], '', 1, 'digits.cnn.np1'),
         (['../mine/wide.py'], '', 1, 'mine.wide.np1'),
         (['configs/configs.py'], '', 1, 'configs.np1'),

@@ -1,0 +1,95 @@
+"""What DistributedOptimizer saves, and goes on from."""
+
+import copy
+
+import pytest
+import torch
+from dgc_helpers import exact, parameters, train, wrap
+
+import dgc
+from dgc.buckets import PerTensor
+from dgc.engines import LocalEngine
+from dgc.memory import Residual
+
+
+class TestState:
+    def saved(self, composition=None, steps=3):
+        named = parameters()
+        optimizer = wrap(named, composition or exact(), momentum=0.9, weight_decay=0.01)
+        train(optimizer, named, steps)
+        return named, optimizer, copy.deepcopy(optimizer.state_dict())
+
+    def test_it_may_be_loaded_into_another_grouping(self):
+        """pytorch PR#48670: state is kept by parameter name, not by bucket."""
+        _, optimizer, state = self.saved()
+        other = parameters()
+        resumed = wrap(
+            other,
+            exact(rules=dgc.LayerRules(dense=['narrow.*']), planner=PerTensor(dense_bytes=4)),
+            momentum=0.9,
+            weight_decay=0.01,
+        )
+        assert len(resumed.reducer.buckets) != len(optimizer.reducer.buckets) or [
+            bucket.name for bucket in resumed.reducer.buckets
+        ] != [bucket.name for bucket in optimizer.reducer.buckets]
+        resumed.load_state_dict(state)
+        for name, buffers in resumed.state_dict()['memory'].items():
+            for buffer, tensor in buffers.items():
+                assert torch.equal(tensor, state['memory'][name][buffer])
+
+    def test_the_order_of_the_parameters_may_change(self):
+        _, _, state = self.saved()
+        other = parameters()[::-1]
+        resumed = dgc.DistributedOptimizer(
+            dgc.DGCSGD([p for _, p in other[::-1]], lr=0.1, momentum=0.9, weight_decay=0.01),
+            other,
+            exact(),
+            LocalEngine(),
+        )
+        resumed.load_state_dict(state)
+        kept = resumed.state_dict()['memory']['wide.weight']['velocity']
+        assert torch.equal(kept, state['memory']['wide.weight']['velocity'])
+        assert kept.any()
+
+    def test_loading_keeps_the_wrapped_optimizers_groups_and_momentum_shared(self):
+        _, _, state = self.saved()
+        named = parameters()
+        resumed = wrap(named, exact(), momentum=0.5)
+        resumed.load_state_dict(state)
+        assert resumed.param_groups is resumed.optimizer.param_groups
+        assert all(bucket.momentum == 0.9 for bucket in resumed.reducer.buckets)
+        resumed.param_groups[0]['momentum'] = 0.25
+        assert all(bucket.momentum == 0.25 for bucket in resumed.reducer.buckets)
+
+    @pytest.mark.parametrize(
+        'make', [dgc.dense, lambda: exact(memory=Residual())], ids=['none', 'residual']
+    )
+    def test_what_was_kept_back_is_not_dropped_in_silence(self, make):
+        _, _, state = self.saved()
+        with pytest.raises(ValueError, match=r'kept back for .* would be lost'):
+            wrap(parameters(), make()).load_state_dict(state)
+
+    def test_another_shape_is_refused_by_name(self):
+        _, _, state = self.saved()
+        named = parameters({'wide.weight': (64, 21), 'narrow.weight': (16, 10), 'bias': (10,),
+                            'scale': ()})  # fmt: skip
+        with pytest.raises(ValueError, match=r'wide.weight was saved with shape \(64, 20\)'):
+            wrap(named, exact(), momentum=0.9).load_state_dict(state)
+
+    def test_it_does_not_change_while_training_goes_on(self):
+        named, optimizer, _ = self.saved()
+        state = optimizer.state_dict()
+        before = copy.deepcopy(state['memory'])
+        train(optimizer, named, [3])
+        for name, buffers in before.items():
+            for buffer, tensor in buffers.items():
+                assert torch.equal(state['memory'][name][buffer], tensor)
+
+    def test_the_ratio_goes_on_from_the_saved_step(self):
+        ramp = {'warmup_epochs': 4, 'warmup_coeff': [0.5, 0.4, 0.3, 0.2], 'warmup_stage_steps': 1}
+        _, optimizer, state = self.saved(exact(0.1, **ramp), steps=2)
+        resumed = wrap(parameters(), exact(0.1, **ramp))
+        assert resumed.reducer.buckets[0].ratio == 0.5
+        resumed.load_state_dict(state)
+        assert resumed.steps == 2
+        assert resumed.reducer.buckets[0].ratio == optimizer.reducer.buckets[0].ratio == 0.3
