@@ -9,7 +9,6 @@ from utils.launch import (
     OPTIONS,
     STOPPED,
     Refused,
-    agreed,
     give_up,
     parse_arguments,
     quiet_others,
@@ -26,6 +25,7 @@ import torch
 
 from dgc import Engine, EngineError, NonFiniteGradientError, average_tensors, engines
 from dgc.handshake import AgreementError, check_agreement, shake_hands
+from utils.agree import agreed
 from utils.build import Parts, aspects, build, choose_device, seed_everything, threads
 from utils.checkpoint import Checkpoints, restore
 from utils.config import Config, ConfigError, load

@@ -1,4 +1,7 @@
-"""The command line, and errors that are printed once however many ranks there are."""
+"""The command line, and errors that are printed once however many ranks there are.
+
+Nothing heavy is imported here: the command line is read before torch is.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,11 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Sequence
+from typing import NoReturn
 
 from utils.config import ConfigError
 from utils.config.loading import check_exists
-
-if TYPE_CHECKING:  # the command line is read before anything heavy is imported
-    import torch
-
-    from dgc import Engine
 
 BAD_INPUT = 2  # exit code
 STOPPED = 3  # exit code: training cannot go on
@@ -155,27 +152,3 @@ def quiet_others(rank: int) -> None:
     logging.basicConfig(format='%(message)s', level=logging.INFO if rank == 0 else logging.ERROR)
     logging.root.handlers[0].addFilter(Once())
     logging.captureWarnings(True)
-
-
-@contextmanager
-def agreed(engine: Engine, device: torch.device) -> Iterator[None]:
-    """Do something on every rank, or on none: where one rank refuses its input, all do.
-
-    A collective. Raises Refused on every rank, with the message of the lowest rank that has one.
-    """
-    from datasets import DatasetError
-    from dgc.handshake import gather_text
-    from utils.checkpoint import CheckpointError
-
-    trouble = ''
-    try:
-        yield
-    except (ConfigError, DatasetError, CheckpointError, ValueError, TypeError) as error:
-        trouble = ' '.join(str(error).split()) or type(error).__name__
-    troubles = gather_text(engine, trouble, device, limit=1024)
-    if not any(troubles):
-        return
-    first = next(rank for rank, text in enumerate(troubles) if text)
-    everywhere = all(text == troubles[first] for text in troubles)
-    where = '' if everywhere else f'rank {first}: '
-    raise Refused(where + troubles[first], rank=first)

@@ -12,8 +12,9 @@ import torch
 
 import dgc
 from datasets import DatasetError
+from utils.agree import agreed
 from utils.config import ConfigError
-from utils.launch import PATIENCE, Refused, agreed, parse_arguments
+from utils.launch import PATIENCE, Refused, parse_arguments
 
 ROOT = Path(__file__).parents[2]
 
