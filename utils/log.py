@@ -41,7 +41,9 @@ class RunLog:
             kept = [line for line in whole if json.loads(line)['epoch'] < resumed_at]
             self._metrics.write_text(''.join(kept))
         purge = None if resumed_at is None else resumed_at * self._samples_per_epoch + 1
-        self._writer = SummaryWriter(str(folder), purge_step=purge)
+        # Event files are named by the second: one that goes on must not take an earlier one's name.
+        suffix = '' if resumed_at is None else f'.e{resumed_at:04d}'
+        self._writer = SummaryWriter(str(folder), purge_step=purge, filename_suffix=suffix)
 
     def step(self, name: str, value: float, step: int) -> None:
         """A point of a TensorBoard curve after step ``step``, over the samples that all workers

@@ -84,3 +84,10 @@ def test_the_environment_names_each_host_once():
     assert lines['workers'] == '3'
     assert lines['engine'] == 'torch'
     assert {'python', 'torch', 'horovod', 'platform', 'launcher', 'git commit'} <= set(lines)
+
+
+def test_resuming_within_the_second_keeps_the_earlier_curves(tmp_path, monkeypatch):
+    monkeypatch.setattr('time.time', lambda: 1_800_000_000.0)
+    write(tmp_path, range(2))
+    write(tmp_path, range(2, 4), resumed_at=2)
+    assert len(list(tmp_path.glob('events.*'))) == 2
