@@ -17,12 +17,18 @@ DENSE_BYTES = 25 * 2**20  # where PyTorch's DDP and Horovod cut too: late enough
 
 
 class Member(NamedTuple):
-    """A parameter of a bucket, the optimizer's group that it is in, and where its part begins."""
+    """A parameter of a bucket.
+
+    group: the optimizer's, that it is in.
+    offset: where its part of the flat tensors begins.
+    gradient: its part of the bucket's gradient, in its shape.
+    """
 
     name: str
     parameter: Parameter
     group: dict[str, Any]
     offset: int
+    gradient: Tensor
 
 
 class Bucket:
@@ -44,13 +50,8 @@ class Bucket:
         schedule: RatioSchedule | None = None,
         buffers: Sequence[str] = (),
     ) -> None:
-        self.members: list[Member] = []
-        numel = 0
-        for name, parameter, group in parameters:
-            self.members.append(Member(name, parameter, group, numel))
-            numel += parameter.numel()
         first = parameters[0][1]
-        self.numel = numel
+        self.numel = numel = sum(parameter.numel() for _, parameter, _ in parameters)
         self.schedule = schedule
         self.ratio = 1.0
         self.gradient = torch.zeros(numel, dtype=first.dtype, device=first.device)
@@ -58,6 +59,12 @@ class Bucket:
         self.total = self.gradient
         if first.dtype != torch.float32:
             self.total = torch.zeros(numel, device=first.device)
+        self.members: list[Member] = []
+        offset = 0
+        for name, parameter, group in parameters:
+            part = part_of(self.gradient, offset, parameter)
+            self.members.append(Member(name, parameter, group, offset, part))
+            offset += parameter.numel()
 
     @property
     def name(self) -> str:
@@ -83,15 +90,12 @@ class Bucket:
 
     def views(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
         """The part of ``flat[n]`` that belongs to each parameter, in the parameter's shape."""
-        for name, parameter, _, offset in self.members:
-            yield name, flat[offset : offset + parameter.numel()].view(parameter.shape)
+        for member in self.members:
+            yield member.name, part_of(flat, member.offset, member.parameter)
 
     def collect(self, member: Member) -> None:
         """Bring a gradient that autograd, or the user, stored elsewhere back into ``gradient``."""
-        grad = member.parameter.grad
-        view = self.gradient[member.offset :][: member.parameter.numel()].view(
-            member.parameter.shape
-        )
+        grad, view = member.parameter.grad, member.gradient
         if grad is None:
             view.zero_()
         elif grad.is_sparse:
@@ -103,8 +107,8 @@ class Bucket:
     def zero(self) -> None:
         """Zero the gradients and point every ``.grad`` into the flat storage."""
         self.gradient.zero_()
-        for (_, view), member in zip(self.views(self.gradient), self.members, strict=True):
-            member.parameter.grad = view
+        for member in self.members:
+            member.parameter.grad = member.gradient
 
     def hold(self, values: Tensor) -> Tensor:
         """``values[n]`` in ``total``, to be summed in place; overwrites a float32 gradient."""
@@ -142,6 +146,11 @@ class Bucket:
                     )
                 else:
                     view.copy_(saved)
+
+
+def part_of(flat: Tensor, offset: int, parameter: Tensor) -> Tensor:
+    """The view of ``flat[n]`` that begins at ``offset`` and has the shape of ``parameter``."""
+    return flat[offset : offset + parameter.numel()].view(parameter.shape)
 
 
 @dataclass(frozen=True)

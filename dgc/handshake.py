@@ -34,24 +34,30 @@ def describe(named_parameters: Iterable[tuple[str, Tensor]], more: str = '') -> 
 
 def shake_hands(engine: Engine, aspects: Mapping[str, str], device: torch.device | str) -> None:
     """Raise HandshakeError on every rank where any rank differs from rank 0 in any aspect."""
-    digests = b''.join(hashlib.sha256(text.encode()).digest() for text in aspects.values())
-    ours = torch.frombuffer(bytearray(digests), dtype=torch.uint8).to(device)
-    table = engine.all_gather(ours).view(engine.size, len(aspects), -1).cpu()
-    for rank in range(1, engine.size):
-        for aspect, mine, first in zip(aspects, table[rank], table[0], strict=True):
-            if not torch.equal(mine, first):
+    digests = [hashlib.sha256(text.encode()).digest() for text in aspects.values()]
+    first, *others = gather_bytes(engine, b''.join(digests), device)
+    length = len(digests[0])
+    for rank, other in enumerate(others, 1):
+        for number, aspect in enumerate(aspects):
+            part = slice(number * length, (number + 1) * length)
+            if other[part] != first[part]:
                 raise HandshakeError(
                     f'rank {rank} and rank 0 differ in {aspect}: '
                     'start all ranks with the same code, configuration and command line'
                 )
 
 
+def gather_bytes(engine: Engine, raw: bytes, device: torch.device | str) -> list[bytes]:
+    """Everybody's ``raw`` by rank, of the same length on all."""
+    ours = torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(device)
+    return [row.tobytes() for row in engine.all_gather(ours).cpu().numpy()]
+
+
 def gather_text(engine: Engine, text: str, device: torch.device | str, limit: int) -> list[str]:
     """Everybody's ``text`` by rank, cut to ``limit`` bytes."""
     raw = text.encode()[:limit].ljust(limit, b'\0')
-    ours = torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(device)
-    rows = engine.all_gather(ours).cpu().numpy()
-    return [row.tobytes().rstrip(b'\0').decode(errors='ignore') for row in rows]
+    rows = gather_bytes(engine, raw, device)
+    return [row.rstrip(b'\0').decode(errors='ignore') for row in rows]
 
 
 def check_agreement(engine: Engine, tensors: Iterable[Tensor]) -> None:
@@ -64,10 +70,9 @@ def check_agreement(engine: Engine, tensors: Iterable[Tensor]) -> None:
     for tensor in tensors:
         digest.update(as_bytes(tensor).cpu().numpy().tobytes())
         device = tensor.device
-    ours = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8).to(device)
-    table = engine.all_gather(ours)
-    for rank in range(1, engine.size):
-        if not torch.equal(table[rank], table[0]):
+    first, *others = gather_bytes(engine, digest.digest(), device)
+    for rank, other in enumerate(others, 1):
+        if other != first:
             raise AgreementError(f'rank {rank} and rank 0 hold different parameters')
 
 

@@ -55,9 +55,8 @@ class CompressionHook:
         self.steps = 0
         self._places: dict[Tensor, tuple[int, Tensor]] = {}
         for index, bucket in enumerate(self.reducer.buckets):
-            views = [view for _, view in bucket.views(bucket.gradient)]
-            for member, view in zip(bucket.members, views, strict=True):
-                self._places[member.parameter] = (index, view)
+            for member in bucket.members:
+                self._places[member.parameter] = (index, member.gradient)
         self._missing: dict[int, int] = {}
         self._waiting: list[tuple[GradBucket, torch.futures.Future[Tensor]]] = []
         model.register_comm_hook(None, self._hook)

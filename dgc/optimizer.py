@@ -67,7 +67,7 @@ class DistributedOptimizer(Optimizer):
         self.steps_per_epoch = steps_per_epoch or 1
         self.steps = 0
         self.reducer = Reducer(buckets, composition, self.engine)
-        updated = {p for group in self.param_groups for p in group['params']}
+        updated = groups_of(optimizer)
         self._frozen = [(name, p) for name, p in named if p in updated and not p.requires_grad]
         self._passes: dict[Parameter, int] = {}
         self._missing: list[int] = []
@@ -177,12 +177,17 @@ class DistributedOptimizer(Optimizer):
         self.reducer.load_state_dict(state_dict)
         self.optimizer.load_state_dict(state_dict['optimizer'])
         self._share()
-        groups = {p: group for group in self.param_groups for p in group['params']}
+        groups = groups_of(self.optimizer)
         for bucket in self.reducer.buckets:
             bucket.members = [m._replace(group=groups[m.parameter]) for m in bucket.members]
         self.steps = int(state_dict['steps'])
         self._begin_step()
         self.zero_grad()
+
+
+def groups_of(optimizer: Optimizer) -> dict[Parameter, dict[str, Any]]:
+    """The parameters that ``optimizer`` updates, each with its group."""
+    return {p: group for group in optimizer.param_groups for p in group['params']}
 
 
 def plan(
@@ -200,7 +205,7 @@ def plan(
     schedule = composition.schedule
     if schedule.warmup_epochs and not (steps_per_epoch or schedule.stage_steps):
         raise ValueError('a warm-up in epochs needs steps_per_epoch')
-    groups = {p: group for group in optimizer.param_groups for p in group['params']}
+    groups = groups_of(optimizer)
     trained = [(name, p, groups[p]) for name, p in named if p.requires_grad and p in groups]
     return composition.planner.plan(
         trained, composition.rules, composition.schedule, composition.memory.buffers

@@ -98,5 +98,5 @@ def run(
         )
     engine = create(name, device)
     result = worker(engine)
-    engine.close()
+    engine.close()  # not after an error: the others may be gone, and closing waits for them
     return result
