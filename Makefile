@@ -29,7 +29,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: help setup requirements horovod run test lint format lock clean distclean
+.PHONY: help setup requirements ops horovod run test lint format lock clean distclean
 
 help: ## list the targets
 	@echo 'make TARGET [VARIABLE=value ...]'
@@ -40,7 +40,7 @@ help: ## list the targets
 	@echo '  ARGS        more arguments for train.py (run) or pytest (test), such as ARGS="--configs.train.num_epochs 5"'
 	@echo '  PYTHON      the Python, 3.10 or newer, that .venv is made with (python3)'
 
-setup: requirements $(if $(filter horovod,$(ENGINE)),horovod) ## create .venv, install the pinned requirements, build Horovod
+setup: requirements ops $(if $(filter horovod,$(ENGINE)),horovod) ## create .venv, install the pinned requirements, build the kernels and Horovod
 
 requirements: $(REQUIREMENTS)
 
@@ -57,6 +57,9 @@ $(REQUIREMENTS): | $(BIN)/python
 	  { grep -E '^ERROR' $(LOG) | tail -n 3; echo 'The requirements could not be installed, see $(LOG)' >&2; exit 1; }
 	@rm -f $(VENV)/.requirements-* && touch $@
 
+ops: requirements ## compile the fused kernels, or find them in the cache
+	@$(BIN)/python -m dgc.ops.build || true # without a compiler all works, more slowly
+
 horovod: requirements ## build Horovod against the installed torch, or take the cached wheel
 	@tools/install_horovod.sh $(BIN)/python
 
@@ -72,7 +75,7 @@ endif
 
 # Without Horovod the tests that need it skip, and say so.
 test: export PATH := $(CURDIR)/$(BIN):$(PATH)
-test: requirements ## run the whole test suite
+test: requirements ops ## run the whole test suite
 ifeq ($(ENGINE),horovod)
 	@tools/install_horovod.sh --no-retry $(BIN)/python || echo 'Going on without it: the tests that need Horovod skip.'
 endif

@@ -1,19 +1,16 @@
-"""Which tensors travel together, and their flat storage."""
+"""Parameters that travel together, and their flat storage."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from dgc.rules import LayerRules
 from dgc.schedule import RatioSchedule
-
-DENSE_BYTES = 25 * 2**20  # where PyTorch's DDP and Horovod cut too: late enough to amortise latency
+from dgc.sparse import Sparse
 
 
 class Member(NamedTuple):
@@ -114,15 +111,19 @@ class Bucket:
         """``values[n]`` in ``total``, to be summed in place; overwrites a float32 gradient."""
         return self.total if values is self.total else self.total.copy_(values)
 
-    def zeroed_total(self) -> Tensor:
-        """``total``, float32 ``[n]``, all zero; overwrites a float32 gradient."""
-        return self.total.zero_()
+    def assign_mean(self, parts: Sequence[Sparse], workers: int) -> None:
+        """``gradient ← sum of parts / workers``, added in their order.
 
-    def assign_mean(self, total: Tensor, workers: int) -> None:
-        """``gradient ← total / workers``."""
-        total.div_(workers)
-        if total is not self.gradient:
-            self.gradient.copy_(total)
+        A sparse part is divided as it is added, so that most elements are written just once.
+        """
+        if parts[0].is_dense:  # in total already
+            self.total.div_(workers)
+        else:
+            self.total.zero_()
+            for part in parts:
+                part.add_to(self.total, alpha=1 / workers)
+        if self.total is not self.gradient:
+            self.gradient.copy_(self.total)
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Copies of what is kept back: parameter name to buffer name to tensor."""
@@ -151,55 +152,3 @@ class Bucket:
 def part_of(flat: Tensor, offset: int, parameter: Tensor) -> Tensor:
     """The view of ``flat[n]`` that begins at ``offset`` and has the shape of ``parameter``."""
     return flat[offset : offset + parameter.numel()].view(parameter.shape)
-
-
-@dataclass(frozen=True)
-class PerTensor:
-    """One bucket a sparse parameter; what stays dense shares buckets of up to ``dense_bytes``.
-
-    Buckets are listed in the order in which the backward pass tends to finish them: from the last
-    parameter to the first. Parameters of different type, device or momentum never share one.
-    """
-
-    dense_bytes: int = DENSE_BYTES
-
-    def plan(
-        self,
-        parameters: Sequence[tuple[str, Parameter, dict[str, Any]]],
-        rules: LayerRules,
-        schedule: RatioSchedule,
-        buffers: Sequence[str],
-    ) -> list[Bucket]:
-        """The buckets of ``parameters`` (name, parameter, optimizer group), on every rank alike."""
-        sparse, dense = [], DenseGroups(self.dense_bytes)
-        for name, parameter, group in reversed(parameters):
-            if not parameter.numel():
-                continue
-            own = rules.schedule(name, schedule)
-            always_dense = own.ratio >= 1 and not own.warmup_epochs
-            if always_dense or rules.is_dense(name, parameter):
-                dense.add(name, parameter, group)
-            else:
-                sparse.append(Bucket([(name, parameter, group)], own, buffers))
-        return sparse + [Bucket(members, None, buffers) for members in dense.groups]
-
-
-@dataclass
-class DenseGroups:
-    """Parameters gathered until ``limit`` bytes, separately for each kind that may share."""
-
-    limit: int
-    groups: list[list[tuple[str, Parameter, dict[str, Any]]]] = field(default_factory=list)
-    open: dict[tuple[Any, ...], int] = field(default_factory=dict)
-    filled: dict[tuple[Any, ...], int] = field(default_factory=dict)
-
-    def add(self, name: str, parameter: Parameter, group: dict[str, Any]) -> None:
-        """Append to the open group of this kind, or open another when that one is full."""
-        momentum = (group.get('momentum', 0.0), group.get('nesterov', False))
-        kind = (parameter.dtype, parameter.device, *momentum)
-        size = parameter.numel() * parameter.element_size()
-        if kind not in self.open or self.filled[kind] + size > self.limit:
-            self.open[kind], self.filled[kind] = len(self.groups), 0
-            self.groups.append([])
-        self.groups[self.open[kind]].append((name, parameter, group))
-        self.filled[kind] += size

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dgc.buckets import PerTensor
 from dgc.clipping import Clipping
-from dgc.codec import Codec, PlainCodec
+from dgc.codec import Codec
 from dgc.compressors import Compressor, Dense, SampledTopK
 from dgc.exchanges import AllGather, AllReduce, Exchange
 from dgc.memory import Memory, MomentumCorrection, NoMemory
+from dgc.planner import BySize, Planner
 from dgc.rules import LayerRules
 from dgc.schedule import RatioSchedule
 
@@ -36,11 +36,11 @@ class Composition:
 
     memory: Memory = field(default_factory=NoMemory)
     compressor: Compressor = field(default_factory=Dense)
-    codec: Codec = field(default_factory=PlainCodec)
+    codec: Codec = field(default_factory=Codec)
     exchange: Exchange = field(default_factory=AllReduce)
     schedule: RatioSchedule = field(default_factory=lambda: RatioSchedule(1.0))
     rules: LayerRules = field(default_factory=LayerRules)
-    planner: PerTensor = field(default_factory=PerTensor)
+    planner: Planner = field(default_factory=BySize)
     clipping: Clipping | None = None
     nonfinite: str = 'stop'
 
@@ -67,13 +67,11 @@ class Composition:
 
 def dense(
     gradient_clipping: Clipping | None = None,
-    planner: PerTensor | None = None,
+    planner: Planner | None = None,
     nonfinite: str = 'stop',
 ) -> Composition:
     """Everything, every step: the baseline, and the first lines of every table."""
-    return Composition(
-        clipping=gradient_clipping, planner=planner or PerTensor(), nonfinite=nonfinite
-    )
+    return Composition(clipping=gradient_clipping, planner=planner or BySize(), nonfinite=nonfinite)
 
 
 def deep_gradient_compression(
@@ -89,12 +87,14 @@ def deep_gradient_compression(
     resample: bool = True,
     fp16_values: bool = False,
     int32_indices: bool = False,
+    values: str | None = None,
+    indices: str | None = None,
     memory: Memory | None = None,
     compressor: Compressor | None = None,
     codec: Codec | None = None,
     exchange: Exchange | None = None,
     rules: LayerRules | None = None,
-    planner: PerTensor | None = None,
+    planner: Planner | None = None,
     gradient_clipping: Clipping | None = None,
     nonfinite: str = 'stop',
 ) -> Composition:
@@ -103,7 +103,8 @@ def deep_gradient_compression(
     compress_ratio: share of the elements sent; above 1 it is the inverse, 1000 for 0.1 %.
     warmup_epochs, warmup_coeff, warmup_stage_steps: see RatioSchedule.
     sample_ratio … resample: see SampledTopK; without effect where ``compressor`` is given.
-    fp16_values, int32_indices: types on the wire; without effect where ``codec`` is given.
+    values, indices: codings on the wire, see Codec; without effect where ``codec`` is given.
+    fp16_values, int32_indices: the same for values='fp16' and indices='int32'.
     The other parts replace those of the paper one by one.
     """
     ratio = 1 / compress_ratio if compress_ratio > 1 else compress_ratio
@@ -118,12 +119,29 @@ def deep_gradient_compression(
             max_adaptation_iters=max_adaptation_iters,
             resample=resample,
         ),
-        codec=codec
-        or PlainCodec('fp16' if fp16_values else 'fp32', 'int32' if int32_indices else 'int64'),
+        codec=codec or wire_codec(fp16_values, int32_indices, values, indices),
         exchange=exchange or AllGather(),
         schedule=RatioSchedule(ratio, warmup_epochs, warmup_coeff, warmup_stage_steps),
         rules=rules or LayerRules(),
-        planner=planner or PerTensor(),
+        planner=planner or BySize(),
         clipping=gradient_clipping,
         nonfinite=nonfinite,
     )
+
+
+def wire_codec(
+    fp16_values: bool, int32_indices: bool, values: str | None, indices: str | None
+) -> Codec:
+    """The codec of these settings; fp32 and int64 where there is none.
+
+    Raises ValueError where two of them speak about the same part of a message.
+    """
+    if fp16_values and values is not None:
+        raise ValueError(f'values={values!r} is set already: leave out fp16_values')
+    if int32_indices and indices is not None:
+        raise ValueError(f'indices={indices!r} is set already: leave out int32_indices')
+    if values is None:
+        values = 'fp16' if fp16_values else 'fp32'
+    if indices is None:
+        indices = 'int32' if int32_indices else 'int64'
+    return Codec(values, indices)

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from dgc.buckets import Bucket
 from dgc.compressors.base import Compressor
+from dgc.corrected import Corrected
+from dgc.ops import Update, is_fused
 from dgc.sparse import Sparse
 
 
@@ -43,9 +45,13 @@ class Memory(ABC):
     def restore(self, bucket: Bucket, left_out: Sparse) -> None:
         """Keep again what the exchange could not deliver: rounding errors and cuts."""
 
+    def correct(self, bucket: Bucket) -> Corrected:
+        """What ``compensate`` gives; where a fused kernel knows how, as late as it is needed."""
+        return Corrected(self.compensate(bucket))
+
     def select(self, bucket: Bucket, compressor: Compressor) -> Sparse:
         """The message of this step, taken out of the memory."""
-        sparse = compressor.compress(self.compensate(bucket), bucket.ratio)
+        sparse = compressor.select(self.correct(bucket), bucket.ratio)
         if sparse.is_dense:  # its values are the memory's own storage, which forgetting clears
             sparse = sparse._replace(values=bucket.hold(sparse.values))
         self.forget(bucket, sparse)
@@ -74,6 +80,12 @@ class Residual(Memory):
     def compensate(self, bucket: Bucket) -> Tensor:
         """``residual += gradient``."""
         return bucket.buffers['residual'].add_(bucket.gradient)
+
+    def correct(self, bucket: Bucket) -> Corrected:
+        """``compensate``, fused with the search for what is worth sending."""
+        if not is_fused(bucket.gradient):
+            return super().correct(bucket)
+        return Corrected(bucket.buffers['residual'], Update(bucket.gradient))
 
     def forget(self, bucket: Bucket, sent: Sparse) -> None:
         """Zero at the positions that were sent."""
@@ -114,6 +126,13 @@ class MomentumCorrection(Memory):
             return v.add_(u).add_(gradient)
         u.mul_(bucket.momentum).add_(gradient)
         return v.add_(u)
+
+    def correct(self, bucket: Bucket) -> Corrected:
+        """``compensate``, fused with the search for what is worth sending."""
+        if not is_fused(bucket.gradient):
+            return super().correct(bucket)
+        u, v = bucket.buffers['momentum'], bucket.buffers['velocity']
+        return Corrected(v, Update(bucket.gradient, u, bucket.momentum, bucket.nesterov))
 
     def forget(self, bucket: Bucket, sent: Sparse) -> None:
         """Zero the velocity at what was sent and, where sparse and masked, the momentum."""

@@ -42,7 +42,7 @@ def not_finite(bucket: Bucket) -> Iterator[str]:
 def poison(bucket: Bucket, dense: bool) -> Sparse:
     """The message that stops every worker."""
     if dense:
-        values = bucket.zeroed_total()
+        values = bucket.total.zero_()
         values[0] = torch.nan
         return Sparse(values, None, bucket.numel)
     device = bucket.gradient.device

@@ -191,11 +191,11 @@ class Reducer:
             self._failures.extend(not_finite(bucket))
         if not healthy:
             sparse = poison(bucket, dense=isinstance(compressor, Dense))
-        total, left_out = exchange.sum(bucket, sparse, codec, self.engine)
+        parts, left_out = exchange.sum(bucket, sparse, codec, self.engine)
         if healthy and left_out is not None:
             memory.restore(bucket, left_out)
-        poisoned = bool(total[0].isnan())
-        bucket.assign_mean(total, self.engine.size)
+        bucket.assign_mean(parts, self.engine.size)
+        poisoned = bool(bucket.gradient[0].isnan())
         self._account(bucket, sparse.values.numel(), time.perf_counter() - start, before)
         return Outcome(poisoned, Fence(bucket.gradient.device))
 

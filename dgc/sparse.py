@@ -12,7 +12,7 @@ class Sparse(NamedTuple):
     """``k`` elements of a flat tensor of ``numel`` elements.
 
     values: float32 ``[k]``.
-    indices: int64 ``[k]``, unique, in any order; ``None`` when every element is there, in order.
+    indices: int64 ``[k]``, unique and ascending; ``None`` when every element is there.
     numel: ``n``, the length of the tensor that they were taken from.
     """
 
@@ -51,9 +51,8 @@ def nothing(numel: int, device: torch.device | str = 'cpu') -> Sparse:
 def difference(ours: Sparse, delivered: Sparse) -> Sparse:
     """``ours - delivered``: what a codec or a cut left out of a message.
 
-    The two may list their elements in different orders, and ``delivered`` may hold fewer. Where
-    the orders differ an index may appear twice in the result, once with each sign, so it is
-    something to add to a buffer, not a message to send.
+    ``delivered`` may hold other elements. Then an index may appear twice in the result, once with
+    each sign, so it is something to add to a buffer, not a message to send.
     """
     if ours.indices is None or delivered.indices is None:
         if ours.indices is not delivered.indices:

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
+from dgc.corrected import Corrected
 from dgc.sparse import Sparse
 
 
@@ -20,6 +21,11 @@ class Compressor(ABC):
         Deterministic for a seed and a number of earlier calls. A dense result may share the
         storage of ``corrected``; a sparse one never does.
         """
+
+    def select(self, corrected: Corrected, ratio: float) -> Sparse:
+        """``compress`` what is still to be computed; one that searches by a threshold does both
+        in one pass over memory."""
+        return self.compress(corrected.whole(), ratio)
 
     def state_dict(self) -> dict[str, int]:
         """What a resumed run needs to go on with the same choices."""

@@ -9,8 +9,15 @@ import torch
 from torch import Tensor
 
 from dgc.compressors.base import Compressor, keep
-from dgc.compressors.topk import largest
+from dgc.compressors.topk import kth_largest, largest
+from dgc.corrected import Corrected
 from dgc.sparse import Sparse, gather
+
+# Elements of a cache line come at the price of one, so a large sample is taken in short runs. They
+# are no more independent than neighbours are; with MANY runs that costs the threshold little.
+RUN = 4
+MANY = 1024
+OVERFULL = 4  # times k: more candidates than that are not worth writing down
 
 
 class SampledTopK(Compressor):
@@ -20,7 +27,7 @@ class SampledTopK(Compressor):
     trimmed by magnitude; the release cuts it by position, which starves the end of every tensor.
 
     sample_ratio: share of the elements sampled, at least 1 % and at least ``2 / ratio`` elements.
-    strided_sample: every stride-th element from a random start; otherwise drawn uniformly.
+    strided_sample: evenly spaced from a random start; otherwise drawn uniformly.
     compress_upper_bound: a selection above this multiple of ``k`` is overfull.
     compress_lower_bound: below this multiple, the threshold is lowered by the same factor.
     max_adaptation_iters: how often the threshold may be corrected.
@@ -55,44 +62,54 @@ class SampledTopK(Compressor):
 
     def compress(self, corrected: Tensor, ratio: float) -> Sparse:
         """At most ``keep(n, ratio)`` elements; ties at the threshold may leave fewer."""
-        n = corrected.numel()
+        return self.select(Corrected(corrected), ratio)
+
+    def select(self, corrected: Corrected, ratio: float) -> Sparse:
+        """At most ``keep(n, ratio)`` elements; ties at the threshold may leave fewer."""
+        n = corrected.numel
         k = keep(n, ratio)
-        importance = corrected.abs()
         draw = random.Random(self.seed * 1_000_003 + self.calls)
         self.calls += 1
         stride = sample_stride(n, max(n * self.sample_ratio, 2 / ratio))
         if stride == 1:
-            return gather(corrected, largest(importance, k))
-        sample = self._sample(importance, stride, draw)
+            return exactly(corrected, k)
+        sample = corrected.magnitudes(self._positions(n, stride, draw).to(corrected.device))
         threshold = float(torch.topk(sample, keep(sample.numel(), ratio)).values[-1])
-        return gather(corrected, self._adapt(importance, threshold, k))
+        return self._adapt(corrected, threshold, k)
 
-    def _sample(self, importance: Tensor, stride: int, draw: random.Random) -> Tensor:
-        """Float32 ``[about n / stride]``: what the threshold is estimated from."""
-        if self.strided_sample:
-            return importance[draw.randrange(stride) :: stride]
-        count = importance.numel() // stride
-        generator = torch.Generator().manual_seed(draw.getrandbits(63))
-        positions = torch.randint(importance.numel(), (count,), generator=generator)
-        return importance[positions.to(importance.device)]
+    def _positions(self, numel: int, stride: int, draw: random.Random) -> Tensor:
+        """About ``n / stride`` positions of ``n``, int64: what the threshold is estimated from."""
+        if not self.strided_sample:
+            generator = torch.Generator().manual_seed(draw.getrandbits(63))
+            return torch.randint(numel, (numel // stride,), generator=generator)
+        run = RUN if numel // stride >= MANY * RUN else 1
+        starts = torch.arange(draw.randrange(run * stride), numel - run + 1, run * stride)
+        return (starts[:, None] + torch.arange(run)).view(-1)
 
-    def _adapt(self, importance: Tensor, threshold: float, k: int) -> Tensor:
-        """Positions of at most ``k`` elements at or above a threshold that is corrected until
-        their number lies between the bounds."""
-        selected = above(importance, threshold)
+    def _adapt(self, corrected: Corrected, threshold: float, k: int) -> Sparse:
+        """At most ``k`` elements at or above a threshold that is corrected until their number
+        lies between the bounds."""
+        limit = OVERFULL * k
+        found = corrected.search(threshold, limit)
         for _ in range(self.max_adaptation_iters):
-            if selected.numel() < self.lower_bound * k and threshold > 0:
+            if found.total < self.lower_bound * k and threshold > 0:
                 threshold *= self.lower_bound
-            elif selected.numel() > self.upper_bound * k and not self.resample:
+            elif found.total > self.upper_bound * k and not self.resample:
                 threshold *= self.upper_bound
+            elif found.total > limit:
+                raised = kth_largest(found.values.abs(), k)
+                if raised <= threshold:
+                    break
+                threshold = raised
             else:
                 break
-            selected = above(importance, threshold)
-        if threshold > 0 and not selected.numel():  # ties that no threshold could part
-            return largest(importance, k)
-        if selected.numel() > k:
-            selected = selected[largest(importance[selected], k)]
-        return selected
+            found = corrected.search(threshold, limit)
+        if found.total > limit or (threshold > 0 and not found.total):
+            return exactly(corrected, k)  # ties that no threshold could part
+        if found.total > k:
+            chosen = largest(found.values.abs(), k)
+            return Sparse(found.values[chosen], found.indices[chosen], corrected.numel)
+        return Sparse(found.values, found.indices, corrected.numel)
 
     def state_dict(self) -> dict[str, int]:
         """How many samples were drawn so far."""
@@ -103,13 +120,10 @@ class SampledTopK(Compressor):
         self.calls = int(state.get('calls', 0))
 
 
-def above(importance: Tensor, threshold: float) -> Tensor:
-    """Positions in ``importance[n]`` at or above ``threshold``; zeros never count.
-
-    Where more than the wanted number tie, which a constant tensor does, the caller trims them.
-    """
-    selected = importance >= threshold if threshold > 0 else importance > 0
-    return selected.nonzero().view(-1)
+def exactly(corrected: Corrected, k: int) -> Sparse:
+    """The ``k`` largest, at the cost of looking at all."""
+    values = corrected.whole()
+    return gather(values, largest(values.abs(), k))
 
 
 def sample_stride(numel: int, samples: float) -> int:

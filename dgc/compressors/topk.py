@@ -20,5 +20,10 @@ class TopK(Compressor):
 
 
 def largest(importance: Tensor, k: int) -> Tensor:
-    """Positions of the ``k`` largest of ``importance[n]``, int64 ``[k]``, in no order."""
-    return torch.topk(importance, k, sorted=False).indices
+    """Positions of the ``k`` largest of ``importance[n]``, int64 ``[k]``, ascending."""
+    return torch.topk(importance, k, sorted=False).indices.sort().values
+
+
+def kth_largest(importance: Tensor, k: int) -> float:
+    """The least of the ``k`` largest of ``importance[n]``."""
+    return float(torch.topk(importance, k, sorted=False).values.min())

@@ -19,24 +19,19 @@ class AllGather(Exchange):
     """
 
     def sum(self, bucket: Bucket, sparse: Sparse, codec: Codec, engine: Engine) -> Exchanged:
-        """Scatter-add of all ``P`` messages; left out is what the codec rounded off our own."""
+        """All ``P`` messages; left out is what the codec rounded off our own."""
         encoded = codec.encode(sparse)
         capacity = codec.capacity(bucket.numel, keep(bucket.numel, bucket.ratio))
         message = torch.zeros(capacity, dtype=torch.uint8, device=encoded.device)
         message[: len(encoded)] = encoded
-        total = bucket.zeroed_total()
-        left_out = None
-        for rank, received in enumerate(engine.all_gather(message)):
-            delivered = codec.decode(received)
-            if delivered.numel != bucket.numel:
+        parts = [codec.decode(received) for received in engine.all_gather(message)]
+        for rank, part in enumerate(parts):
+            if part.numel != bucket.numel:
                 raise CodecError(
-                    f'rank {rank} sent {delivered.numel} elements as its part of {bucket.name}, '
+                    f'rank {rank} sent {part.numel} elements as its part of {bucket.name}, '
                     f'which has {bucket.numel}'
                 )
-            delivered.add_to(total)
-            if rank == engine.rank:
-                left_out = difference(sparse, delivered)
-        return Exchanged(total, left_out)
+        return Exchanged(parts, difference(sparse, parts[engine.rank]))
 
     def bytes_sent(self, numel: int, k: int, codec: Codec, workers: int) -> float:
         """``(P-1)·capacity``: each message passes every other worker once."""

@@ -18,7 +18,8 @@ class AllReduce(Exchange):
         """The engine's all-reduce, in place."""
         if not sparse.is_dense:
             raise ValueError('all-reduce sums dense messages; a sparse one needs another exchange')
-        return Exchanged(engine.all_reduce(sparse.values), None)
+        total = engine.all_reduce(sparse.values)
+        return Exchanged([sparse._replace(values=total)], None)
 
     def bytes_sent(self, numel: int, k: int, codec: Codec, workers: int) -> float:
         """``2·4n·(P-1)/P``: a ring's reduce-scatter and all-gather."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import NamedTuple
-
-from torch import Tensor
 
 from dgc.buckets import Bucket
 from dgc.codec import Codec
@@ -16,11 +15,12 @@ from dgc.sparse import Sparse
 class Exchanged(NamedTuple):
     """What an exchange came to.
 
-    total: float32 ``[n]``, the sum over the workers, bit-identical on all of them.
+    parts: what adds up to the sum over the workers, in this order: bit-identical on all of them.
+        A dense part is alone, and in the bucket's ``total``.
     left_out: what of this worker's share the sum lacks, for its memory; ``None`` for nothing.
     """
 
-    total: Tensor
+    parts: Sequence[Sparse]
     left_out: Sparse | None
 
 
@@ -37,7 +37,7 @@ class Exchange(ABC):
 
     @abstractmethod
     def sum(self, bucket: Bucket, sparse: Sparse, codec: Codec, engine: Engine) -> Exchanged:
-        """The sum of every worker's ``sparse``. May use ``bucket.total`` as its storage."""
+        """The sum of every worker's ``sparse``."""
 
     @abstractmethod
     def bytes_sent(self, numel: int, k: int, codec: Codec, workers: int) -> float:

@@ -15,6 +15,7 @@ import dgc
 from dgc.buckets import Bucket
 from dgc.compressors import TopK
 from dgc.engines import LocalEngine
+from dgc.planner import PerTensor
 from dgc.schedule import RatioSchedule
 
 SHAPES = {'wide.weight': (64, 20), 'narrow.weight': (16, 10), 'bias': (10,), 'scale': ()}
@@ -35,8 +36,10 @@ def parameters(
 
 
 def exact(ratio: float = 0.05, **parts) -> dgc.Composition:
-    """Deep Gradient Compression by exact top-k."""
-    return dgc.deep_gradient_compression(ratio, compressor=TopK(), **parts)
+    """Deep Gradient Compression by exact top-k, of each tensor by itself."""
+    return dgc.deep_gradient_compression(
+        ratio, **{'compressor': TopK(), 'planner': PerTensor(), **parts}
+    )
 
 
 def target(parameter: Tensor, rank: int, step: int, index: int) -> Tensor:

@@ -3,9 +3,11 @@ import torch
 from dgc_helpers import parameters
 from torch.nn import Parameter
 
-from dgc.buckets import Bucket, PerTensor
+from dgc.buckets import Bucket
+from dgc.planner import PerTensor
 from dgc.rules import LayerRules
 from dgc.schedule import RatioSchedule
+from dgc.sparse import Sparse
 
 SPARSE = RatioSchedule(0.01)
 
@@ -14,12 +16,8 @@ def in_one_group(named, **group):
     return [(name, parameter, group) for name, parameter in named]
 
 
-def plan(members, planner=None, rules=None, schedule=SPARSE, buffers=()):
-    return (planner or PerTensor()).plan(members, rules or LayerRules(), schedule, buffers)
-
-
-def names(buckets):
-    return [[member.name for member in bucket.members] for bucket in buckets]
+def plan(members, planner, buffers):
+    return planner.plan(members, LayerRules(), SPARSE, buffers)
 
 
 def two() -> Bucket:
@@ -83,9 +81,12 @@ class TestStorage:
         bucket = Bucket(in_one_group([('w', parameter)]), buffers=('residual',))
         assert bucket.gradient.dtype == dtype
         assert bucket.total.dtype == bucket.buffers['residual'].dtype == torch.float32
-        bucket.assign_mean(bucket.hold(torch.tensor([3.0, 6.0, 9.0, 12.0])), workers=3)
+        total = bucket.hold(torch.tensor([3.0, 6.0, 9.0, 12.0]))
+        bucket.assign_mean([Sparse(total, None, 4)], workers=3)
         assert bucket.gradient.tolist() == [1, 2, 3, 4]
-        assert not bucket.zeroed_total().any()
+        parts = [Sparse(torch.tensor([v]), torch.tensor([2]), 4) for v in (4.0, 2.0)]
+        bucket.assign_mean(parts, workers=2)
+        assert bucket.gradient.tolist() == [0, 0, 3, 0]
 
     def test_a_bucket_is_named_by_its_first_parameter(self):
         assert two().name == 'w and 1 more'
@@ -144,47 +145,3 @@ class TestState:
     def test_another_shape_is_refused_by_name(self):
         with pytest.raises(ValueError, match=r'velocity of b .* \(5,\).* \(4,\)'):
             two().load_state_dict({'b': {'velocity': torch.zeros(5)}})
-
-
-class TestPerTensor:
-    def test_a_sparse_parameter_travels_alone_last_first_and_the_rest_together(self):
-        buckets = plan(in_one_group(parameters()))
-        assert names(buckets) == [['narrow.weight'], ['wide.weight'], ['scale', 'bias']]
-        assert [bucket.schedule for bucket in buckets] == [SPARSE, SPARSE, None]
-
-    def test_dense_by_ratio_and_dense_by_rule_share_a_bucket(self):
-        members = in_one_group(parameters())
-        assert len(plan(members, schedule=RatioSchedule(1.0))) == 1
-        assert len(plan(members, rules=LayerRules(dense=['*']))) == 1
-        assert len(plan(members, rules=LayerRules(ratios={'*.weight': 1.5}))) == 1
-
-    def test_a_sparse_warm_up_to_ratio_one_is_not_dense_yet(self):
-        assert len(plan(in_one_group(parameters()), schedule=RatioSchedule(1.0, 1, [0.1]))) == 3
-
-    def test_dense_buckets_are_cut_at_a_size(self):
-        named = [(str(i), Parameter(torch.zeros(n))) for i, n in enumerate([1, 9, 2, 2, 2])]
-        buckets = plan(in_one_group(named), PerTensor(dense_bytes=16))
-        assert names(buckets) == [['4', '3'], ['2'], ['1'], ['0']]
-
-    def test_types_and_momenta_never_share_a_bucket(self):
-        def member(name, dtype=torch.float32, **group):
-            return (name, Parameter(torch.zeros(2, dtype=dtype)), group)
-
-        members = [
-            member('half', torch.bfloat16),
-            member('none'),
-            member('heavy', momentum=0.9),
-            member('nesterov', momentum=0.9, nesterov=True),
-            member('decayed', weight_decay=0.1),
-            member('heavy too', momentum=0.9, weight_decay=0.1),
-        ]
-        assert sorted(map(sorted, names(plan(members)))) == [
-            ['decayed', 'none'],
-            ['half'],
-            ['heavy', 'heavy too'],
-            ['nesterov'],
-        ]
-
-    def test_parameters_without_elements_are_left_out(self):
-        named = [('none', Parameter(torch.zeros(0, 3))), ('one', Parameter(torch.zeros(1, 1)))]
-        assert names(plan(in_one_group(named))) == [['one']]

@@ -3,12 +3,12 @@ import torch
 from dgc_helpers import parameters, wrap
 
 import dgc
-from dgc.buckets import PerTensor
 from dgc.clipping import ClipByGlobalNorm, ClipByModelNorm, ClipByNorm, ClipByValue
-from dgc.codec import PlainCodec
+from dgc.codec import INDICES, VALUES, Codec
 from dgc.compressors import Dense, SampledTopK, TopK
 from dgc.exchanges import AllGather, AllReduce
 from dgc.memory import MomentumCorrection, NoMemory, Residual
+from dgc.planner import PerTensor
 from dgc.rules import LayerRules
 from dgc.schedule import RatioSchedule
 
@@ -61,14 +61,51 @@ def test_every_setting_arrives():
     assert (compressor.max_adaptation_iters, compressor.resample) == (3, False)
 
 
+@pytest.mark.parametrize('values', [None, *VALUES])
+@pytest.mark.parametrize('indices', [None, *INDICES])
+def test_codings_are_settings(values, indices):
+    codec = dgc.deep_gradient_compression(values=values, indices=indices).codec
+    assert (codec.values, codec.indices) == (values or 'fp32', indices or 'int64')
+
+
+def test_published_and_other_names_of_codings_go_together():
+    codec = dgc.deep_gradient_compression(fp16_values=True, indices='packed').codec
+    assert (codec.values, codec.indices) == ('fp16', 'packed')
+    codec = dgc.deep_gradient_compression(int32_indices=True, values='int8').codec
+    assert (codec.values, codec.indices) == ('int8', 'int32')
+
+
+@pytest.mark.parametrize(
+    ('settings', 'complaint'),
+    [
+        ({'fp16_values': True, 'values': 'int8'}, "values='int8' .* leave out fp16_values"),
+        ({'fp16_values': True, 'values': 'fp16'}, "values='fp16' .* leave out fp16_values"),
+        ({'int32_indices': True, 'indices': 'packed'}, "'packed' .* leave out int32_indices"),
+        ({'values': 'int7'}, "'int8', 'int4'.*got 'int7'"),
+        ({'indices': 'int16'}, "'packed'.*got .* 'int16'"),
+        ({'values': ''}, "got ''"),
+    ],
+    ids=str,
+)
+def test_codings_that_cannot_be_meant_are_refused(settings, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        dgc.deep_gradient_compression(**settings)
+
+
+def test_a_codec_that_is_given_wins():
+    codec = Codec('bf16', 'int32')
+    words = {'values': 'int8', 'indices': 'packed', 'fp16_values': True, 'int32_indices': True}
+    assert dgc.deep_gradient_compression(codec=codec, **words).codec is codec
+
+
 def test_a_part_replaces_that_of_the_paper():
     parts = {
         'memory': Residual(),
         'compressor': TopK(),
-        'codec': PlainCodec('bf16'),
+        'codec': Codec('bf16'),
         'exchange': AllGather(),
         'rules': LayerRules(min_numel=5),
-        'planner': PerTensor(5),
+        'planner': PerTensor(dense_bytes=5),
     }
     clipping = ClipByValue(1.0)
     composition = dgc.deep_gradient_compression(**parts, gradient_clipping=clipping)

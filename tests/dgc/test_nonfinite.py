@@ -8,7 +8,7 @@ from dgc_helpers import loss, parameters, set_gradients, train, values, wrap
 
 import dgc
 from dgc.clipping import ClipByGlobalNorm, ClipByModelNorm, ClipByNorm
-from dgc.codec import PlainCodec
+from dgc.codec import Codec
 from dgc.compressors import TopK
 from dgc.memory import NoMemory, Residual
 from dgc.nonfinite import NonFiniteGradientError, finite
@@ -16,8 +16,10 @@ from dgc.nonfinite import NonFiniteGradientError, finite
 COMPOSITIONS = {
     'dense': dgc.dense,
     'dgc': lambda **s: dgc.deep_gradient_compression(0.02, **s),
-    'dgc fp16': lambda **s: dgc.deep_gradient_compression(0.02, codec=PlainCodec('fp16'), **s),
-    'dgc bf16': lambda **s: dgc.deep_gradient_compression(0.02, codec=PlainCodec('bf16'), **s),
+    'dgc fp16': lambda **s: dgc.deep_gradient_compression(0.02, codec=Codec('fp16'), **s),
+    'dgc bf16': lambda **s: dgc.deep_gradient_compression(0.02, codec=Codec('bf16'), **s),
+    'dgc int8': lambda **s: dgc.deep_gradient_compression(0.02, codec=Codec('int8', 'packed'), **s),
+    'dgc int4': lambda **s: dgc.deep_gradient_compression(0.02, codec=Codec('int4', 'packed'), **s),
     'residual': lambda **s: dgc.deep_gradient_compression(
         0.02, memory=Residual(), compressor=TopK(), **s
     ),

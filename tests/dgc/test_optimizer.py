@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import Parameter
 
 import dgc
-from dgc.codec import PlainCodec
+from dgc.codec import Codec
 from dgc.compressors import TopK
 from dgc.engines import LocalEngine
 from dgc.memory import MomentumCorrection, Residual
@@ -419,7 +419,7 @@ def test_messages_in_float16_lose_nothing_over_time():
     named = parameters({'w': (40, 2)})
     before = values(named)[0]
     composition = dgc.deep_gradient_compression(
-        0.025, memory=Residual(), compressor=TopK(), codec=PlainCodec('fp16', 'int32')
+        0.025, memory=Residual(), compressor=TopK(), codec=Codec('fp16', 'int32')
     )
     optimizer = wrap(named, composition, lr=1.0)
     gradient = torch.full((40, 2), 1e-7)

@@ -7,9 +7,9 @@ import torch
 from dgc_helpers import exact, parameters, train, wrap
 
 import dgc
-from dgc.buckets import PerTensor
 from dgc.engines import LocalEngine
 from dgc.memory import Residual
+from dgc.planner import PerTensor
 
 
 class TestState:

@@ -18,11 +18,11 @@ from dgc_helpers import Selection, kept_by, loss, owed, parameters, train, value
 from torch import Tensor
 
 import dgc
-from dgc.buckets import PerTensor
 from dgc.clipping import ClipByGlobalNorm, ClipByModelNorm, ClipByNorm, ClipByValue
-from dgc.codec import PlainCodec
+from dgc.codec import Codec
 from dgc.compressors import SampledTopK, TopK
 from dgc.memory import MomentumCorrection, Residual
+from dgc.planner import PerTensor
 from dgc.reducer import Progress
 from dgc.rules import LayerRules
 from dgc.schedule import RatioSchedule
@@ -37,7 +37,10 @@ TABLE: dict[str, Callable[[], dgc.Composition]] = {
     'dense, skip': lambda: dgc.dense(nonfinite='skip'),
     'dgc': sparse,
     'dgc fp16 int32': lambda: sparse(fp16_values=True, int32_indices=True),
-    'dgc bf16': lambda: sparse(codec=PlainCodec('bf16', 'int32')),
+    'dgc bf16': lambda: sparse(codec=Codec('bf16', 'int32')),
+    'dgc packed': lambda: sparse(indices='packed'),
+    'dgc packed int8': lambda: sparse(indices='packed', values='int8'),
+    'dgc packed int4': lambda: sparse(indices='packed', values='int4'),
     'dgc inverse ratio': lambda: sparse(compress_ratio=50),
     'dgc exact': lambda: sparse(compressor=TopK()),
     'dgc exact fp16': lambda: sparse(compressor=TopK(), fp16_values=True),
@@ -45,7 +48,7 @@ TABLE: dict[str, Callable[[], dgc.Composition]] = {
     'dgc no resample': lambda: sparse(resample=False),
     'dgc no masking': lambda: sparse(memory=MomentumCorrection(momentum_masking=False)),
     'dgc no masking bf16': lambda: sparse(
-        memory=MomentumCorrection(momentum_masking=False), codec=PlainCodec('bf16', 'int64')
+        memory=MomentumCorrection(momentum_masking=False), codec=Codec('bf16', 'int64')
     ),
     'dgc warm-up': lambda: sparse(
         warmup_epochs=3, warmup_coeff=[0.1, 0.05, 0.03], warmup_stage_steps=4

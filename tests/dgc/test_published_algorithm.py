@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from dgc_helpers import SHAPES, keep_count, loss, parameters, values, wrap
+from dgc_helpers import SHAPES, exact, keep_count, loss, parameters, values, wrap
 
 import dgc
-from dgc.compressors import TopK
 from dgc.memory import MomentumCorrection, Residual
 
 RATIO, LR, DECAY, STEPS = 0.05, 0.1, 0.01, 6
@@ -72,9 +71,7 @@ def published(workers: int, momentum: float, nesterov: bool, masking: bool, deca
 def test_it_is_the_paper_step_by_step(workers, masking, momentum, nesterov, decay):
     def worker(engine):
         named = parameters()
-        composition = dgc.deep_gradient_compression(
-            RATIO, compressor=TopK(), memory=MomentumCorrection(masking)
-        )
+        composition = exact(RATIO, memory=MomentumCorrection(masking))
         settings = {'momentum': momentum, 'nesterov': nesterov, 'weight_decay': decay}
         optimizer = wrap(named, composition, engine, lr=LR, **settings)
         history = []
@@ -97,7 +94,7 @@ def test_residual_is_error_feedback_step_by_step():
 
     def worker(engine):
         named = parameters({'w': (8, 8)})
-        composition = dgc.deep_gradient_compression(RATIO, memory=Residual(), compressor=TopK())
+        composition = exact(RATIO, memory=Residual())
         optimizer = wrap(named, composition, engine, lr=LR)
         for step in range(STEPS):
             optimizer.zero_grad()

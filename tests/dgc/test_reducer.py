@@ -2,16 +2,11 @@
 
 import pytest
 import torch
-from dgc_helpers import keep_count, loss, parameters, set_gradients, train, wrap
+from dgc_helpers import exact, keep_count, loss, parameters, set_gradients, train, wrap
 
 import dgc
-from dgc.codec import PlainCodec
-from dgc.compressors import TopK
+from dgc.codec import Codec
 from dgc.engines import LocalEngine
-
-
-def exact(ratio=0.02, **parts):
-    return dgc.deep_gradient_compression(ratio, compressor=TopK(), **parts)
 
 
 class Recorder(LocalEngine):
@@ -37,7 +32,7 @@ class TestOrder:
     def start(self, order, composition=None):
         """The sizes that were sent after each gradient, which came in this order, and by step()."""
         named, engine = parameters(THREE), Recorder()
-        optimizer = wrap(named, composition or exact(), engine)
+        optimizer = wrap(named, composition or exact(0.02), engine)
         engine.calls.clear()
         sent = []
         for name in order:
@@ -65,7 +60,7 @@ class TestOrder:
         assert len(set(self.start(order)[1])) == 3
 
     def test_skip_sends_nothing_before_it_has_seen_everything(self):
-        sent, calls = self.start('cba', exact(nonfinite='skip'))
+        sent, calls = self.start('cba', exact(0.02, nonfinite='skip'))
         assert sent == [0, 0, 0]
         assert calls[0] == 1
         assert len(calls) == 4
@@ -78,7 +73,7 @@ class TestRoute:
     @pytest.mark.parametrize('types', [('fp32', 'int64'), ('fp16', 'int32')])
     @pytest.mark.parametrize('ratio', [0.02, 0.1, 0.2, 0.3, 0.4, 0.6, 0.9])
     def test_the_cheaper_one_is_taken(self, workers, types, ratio):
-        codec = PlainCodec(*types)
+        codec = Codec(*types)
 
         def worker(engine):
             named = parameters({'w': (32, 32)})
@@ -106,11 +101,11 @@ class TestProgress:
     def test_it_counts_elements_and_bytes_in_closed_form(self):
         def worker(engine):
             named = parameters()
-            optimizer = wrap(named, exact(), engine)
+            optimizer = wrap(named, exact(0.02), engine)
             train(optimizer, named, 4, engine.rank)
             return optimizer.reducer.progress
 
-        codec, k = PlainCodec(), [keep_count(n, 0.02) for n in (1280, 160)]
+        codec, k = Codec(), [keep_count(n, 0.02) for n in (1280, 160)]
         dense = [round(2 * 2 / 3 * 4 * n) for n in (1280, 160, 11)]
         sparse = sum(2 * codec.capacity(n, kept) for n, kept in zip((1280, 160), k, strict=True))
         for progress in dgc.simulate(3, worker):
@@ -134,7 +129,7 @@ class TestProgress:
 
     def test_one_worker_sends_nothing(self):
         named = parameters()
-        optimizer = wrap(named, exact())
+        optimizer = wrap(named, exact(0.02))
         train(optimizer, named, 2)
         progress = optimizer.reducer.progress
         assert progress.sent == progress.received == progress.dense_sent == 0
@@ -143,7 +138,7 @@ class TestProgress:
     def test_times_are_counted(self):
         def worker(engine):
             named = parameters()
-            optimizer = wrap(named, exact(), engine)
+            optimizer = wrap(named, exact(0.02), engine)
             train(optimizer, named, 3, engine.rank)
             return optimizer.reducer.progress
 
@@ -166,7 +161,7 @@ def test_a_failing_engine_fails_the_step():
             return super()._all_gather(tensor)
 
     named, engine = parameters(), Broken()
-    optimizer = wrap(named, exact(), engine)
+    optimizer = wrap(named, exact(0.02), engine)
     engine.broken = True
     loss(named, 0, 0).backward()
     with pytest.raises(dgc.EngineError, match='connection reset by rank 1'):

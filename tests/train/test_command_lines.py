@@ -11,7 +11,7 @@ from launching import ROOT
 from torch.optim.lr_scheduler import CosineAnnealingLR, MultiStepLR
 
 import dgc
-from dgc.codec import PlainCodec
+from dgc.codec import Codec
 from dgc.compressors import SampledTopK
 from dgc.exchanges import AllGather
 from dgc.memory import MomentumCorrection
@@ -67,7 +67,7 @@ def test_the_published_cifar_line():
     assert name(RESNET20, 8) == '[cifar.resnet20+dgc.[wm5+fp16+int32]].e500.np8'
     assert ratios(configs, 8) == pytest.approx([*WM5, 0.001, 0.001])
     assert ratios(configs, 6)[:5] == pytest.approx([0.316, 0.1, 0.032, 0.01, 0.0032], rel=0.02)
-    assert vars(composition.codec) == vars(PlainCodec('fp16', 'int32'))
+    assert vars(composition.codec) == vars(Codec('fp16', 'int32'))
     assert isinstance(composition.compressor, SampledTopK)
     assert isinstance(composition.exchange, AllGather)
     assert isinstance(composition.memory, MomentumCorrection)
@@ -110,7 +110,7 @@ def test_the_published_imagenet_resnet50(file):
     assert (common['weight_decay'], norms['weight_decay']) == (1e-4, 0.0)
     assert all(group['nesterov'] and group['momentum'] == 0.9 for group in (common, norms))
     codec = train.compression.build().codec
-    assert vars(codec) == vars(PlainCodec('fp32', 'int64'))
+    assert vars(codec) == vars(Codec('fp32', 'int64'))
 
 
 def test_the_published_imagenet_vgg16_bn_and_resnet18():
@@ -136,8 +136,31 @@ def test_the_published_cifar_resnet110_in_its_variants():
         configs = parse(f'{base} configs/dgc/wm5.py configs/dgc/{file}.py')
         assert configs.train.compression.build().memory.momentum_masking is masked
     assert vars(parse(f'{base} configs/dgc/int32.py').train.compression.build().codec) == vars(
-        PlainCodec('fp32', 'int32')
+        Codec('fp32', 'int32')
     )
+
+
+@pytest.mark.parametrize(
+    ('files', 'codec'),
+    [
+        (['packed'], ('fp32', 'packed')),
+        (['int8', 'packed'], ('int8', 'packed')),
+        (['packed', 'int4'], ('int4', 'packed')),
+        (['bf16', 'int32'], ('bf16', 'int32')),
+        (['fp16', 'packed'], ('fp16', 'packed')),
+    ],
+    ids=str,
+)
+def test_files_of_codings_go_together(files, codec):
+    stack = ' '.join(f'configs/dgc/{file}.py' for file in files)
+    composition = parse(f'--configs configs/digits/cnn.py {stack}').train.compression.build()
+    assert vars(composition.codec) == vars(Codec(*codec))
+
+
+def test_two_files_for_one_part_of_a_message_are_refused():
+    configs = parse('--configs configs/digits/cnn.py configs/dgc/fp16.py configs/dgc/int8.py')
+    with pytest.raises(ValueError, match='leave out fp16_values'):
+        configs.train.compression.build()
 
 
 @pytest.mark.parametrize(

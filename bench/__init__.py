@@ -1,0 +1,1 @@
+"""Benchmarks: each a command that measures, prints one table and can write it as JSON."""

@@ -1,0 +1,48 @@
+"""What every set of kernels is given, and what it answers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+
+class Update(NamedTuple):
+    """How a memory takes a gradient ``g`` into what it keeps, ``v``.
+
+        without a momentum buffer    v ← v + g
+        with one, u                  u ← m·u + g,    v ← v + u
+        with Nesterov's momentum     u ← m·(u + g),  v ← v + u + g
+
+    gradient: ``[n]``, contiguous; float32, bfloat16 or float16.
+    momentum_buffer: ``u``, float32 ``[n]``, updated in place; or ``None``.
+    momentum: ``m``.
+    """
+
+    gradient: Tensor
+    momentum_buffer: Tensor | None = None
+    momentum: float = 0.0
+    nesterov: bool = False
+
+
+class Found(NamedTuple):
+    """Elements whose magnitude is at or above a threshold.
+
+    total: how many there are.
+    indices: int64, ascending: where the first of them are, ``limit`` at most.
+    values: float32, the same elements.
+    """
+
+    total: int
+    indices: Tensor
+    values: Tensor
+
+
+class Kernels(Protocol):
+    """A set of kernels; each is a module with these functions, described in ``reference``."""
+
+    def accumulate(self, kept: Tensor, update: Update, threshold: float, limit: int) -> Found: ...
+
+    def collect(self, values: Tensor, threshold: float, limit: int) -> Found: ...
+
+    def sample(self, kept: Tensor, update: Update, positions: Tensor) -> Tensor: ...

@@ -1,0 +1,149 @@
+// torch.ops.dgc: checks what it is given, shares the work among threads, and leaves the loops to
+// kernels.cpp. dgc/ops/reference.py does the same in plain PyTorch.
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "kernels.h"
+
+namespace dgc {
+namespace {
+
+using at::Tensor;
+
+// Below this many elements a second thread costs more than it saves.
+constexpr int64_t kGrain = 32768;
+
+const Kernels& kernels() {
+#ifdef DGC_X86
+  static const Kernels& chosen =
+      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")
+          ? avx512_kernels()
+      : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") ? avx2_kernels()
+                                                                         : baseline_kernels();
+  return chosen;
+#else
+  return baseline_kernels();
+#endif
+}
+
+void check_flat(const Tensor& tensor, at::ScalarType type, const char* name) {
+  TORCH_CHECK(tensor.device().is_cpu() && tensor.dim() == 1 && tensor.is_contiguous() && tensor.scalar_type() == type,
+              "dgc: ", name, " must be a flat, contiguous ", type, " tensor on the CPU, got ", tensor.scalar_type(),
+              " ", tensor.sizes());
+}
+
+Memory memory_of(const Tensor& v, const Tensor& gradient, const std::optional<Tensor>& u, int64_t rule, double m) {
+  Memory memory{};
+  TORCH_CHECK(rule >= 0 && rule <= 2, "dgc: there is no rule ", rule);
+  memory.rule = static_cast<Rule>(rule);
+  memory.momentum = static_cast<float>(m);
+  switch (gradient.scalar_type()) {
+    case at::kFloat: memory.type = Type::kFloat32; break;
+    case at::kBFloat16: memory.type = Type::kBFloat16; break;
+    case at::kHalf: memory.type = Type::kFloat16; break;
+    default: TORCH_CHECK(false, "dgc: a gradient of type ", gradient.scalar_type(), " is not supported");
+  }
+  check_flat(gradient, gradient.scalar_type(), "the gradient");
+  check_flat(v, at::kFloat, "a memory's buffer");
+  TORCH_CHECK(v.numel() == gradient.numel(), "dgc: ", v.numel(), " elements kept, ", gradient.numel(), " come");
+  TORCH_CHECK(u.has_value() == (memory.rule != Rule::kPlain), "dgc: a momentum buffer fits every rule but the plain");
+  if (u.has_value()) {
+    check_flat(*u, at::kFloat, "a memory's buffer");
+    TORCH_CHECK(u->numel() == gradient.numel(), "dgc: ", u->numel(), " elements of momentum, ", gradient.numel(), " come");
+    memory.u = u->data_ptr<float>();
+  }
+  memory.gradient = gradient.const_data_ptr();
+  memory.v = v.data_ptr<float>();
+  return memory;
+}
+
+using Search = std::function<void(int64_t begin, int64_t end, Found*)>;
+using Selection = std::tuple<Tensor, Tensor, int64_t>;
+
+// One range of positions a thread; the finds are put together in order of position, so that the
+// first `limit` of them are the same whatever the number of threads.
+Selection search(int64_t numel, int64_t limit, const Search& one_range) {
+  const int64_t ranges = std::clamp<int64_t>(numel / kGrain, 1, at::get_num_threads());
+  std::vector<Found> found(ranges);
+  at::parallel_for(0, ranges, 1, [&](int64_t first, int64_t last) {
+    for (int64_t range = first; range < last; ++range) {
+      one_range(numel * range / ranges, numel * (range + 1) / ranges, &found[range]);
+    }
+  });
+  int64_t count = 0, stored = 0;
+  for (const Found& part : found) {
+    count += part.count;
+    stored += static_cast<int64_t>(part.values.size());
+  }
+  stored = std::min(stored, limit);
+  Tensor indices = at::empty({stored}, at::kLong), values = at::empty({stored}, at::kFloat);
+  int64_t written = 0;
+  for (const Found& part : found) {
+    const int64_t take = std::min<int64_t>(part.values.size(), stored - written);
+    std::copy_n(part.indices.begin(), take, indices.data_ptr<int64_t>() + written);
+    std::copy_n(part.values.begin(), take, values.data_ptr<float>() + written);
+    written += take;
+  }
+  return {indices, values, count};
+}
+
+Selection accumulate(const Tensor& v, const Tensor& gradient, const std::optional<Tensor>& u, int64_t rule, double m,
+                     double threshold, int64_t limit) {
+  const Memory memory = memory_of(v, gradient, u, rule, m);
+  return search(v.numel(), limit, [&](int64_t begin, int64_t end, Found* found) {
+    kernels().accumulate(memory, begin, end, static_cast<float>(threshold), limit, found);
+  });
+}
+
+Selection collect(const Tensor& values, double threshold, int64_t limit) {
+  check_flat(values, at::kFloat, "values");
+  const float* data = values.const_data_ptr<float>();
+  return search(values.numel(), limit, [&](int64_t begin, int64_t end, Found* found) {
+    kernels().collect(data, begin, end, static_cast<float>(threshold), limit, found);
+  });
+}
+
+Tensor sample(const Tensor& v, const Tensor& gradient, const std::optional<Tensor>& u, int64_t rule, double m,
+              const Tensor& positions) {
+  const Memory memory = memory_of(v, gradient, u, rule, m);
+  check_flat(positions, at::kLong, "positions");
+  const int64_t count = positions.numel();
+  const int64_t* at = positions.const_data_ptr<int64_t>();
+  const uint64_t numel = v.numel();
+  TORCH_CHECK(std::all_of(at, at + count, [&](int64_t i) { return static_cast<uint64_t>(i) < numel; }),
+              "dgc: a position lies outside the ", numel, " elements of the tensor");
+  Tensor out = at::empty({count}, at::kFloat);
+  float* data = out.data_ptr<float>();
+  at::parallel_for(0, count, kGrain / 16, [&](int64_t begin, int64_t end) {
+    kernels().sample(memory, at, begin, end, data);
+  });
+  return out;
+}
+
+}  // namespace
+
+TORCH_LIBRARY(dgc, library) {
+  library.def(
+      "accumulate(Tensor(a!) kept, Tensor gradient, Tensor(b!)? momentum_buffer, int rule, float momentum, "
+      "float threshold, int limit) -> (Tensor, Tensor, int)");
+  library.def("collect(Tensor values, float threshold, int limit) -> (Tensor, Tensor, int)");
+  library.def(
+      "sample(Tensor kept, Tensor gradient, Tensor? momentum_buffer, int rule, float momentum, "
+      "Tensor positions) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(dgc, CPU, library) {
+  library.impl("accumulate", accumulate);
+  library.impl("collect", collect);
+  library.impl("sample", sample);
+}
+
+}  // namespace dgc

@@ -1,0 +1,186 @@
+// Compiled without fused multiply-add contraction, so that every result has the very bits of the
+// PyTorch operations that it stands for.
+#include "kernels.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
+
+#ifndef DGC_ISA
+#define DGC_ISA baseline
+#endif
+#define DGC_JOIN(a, b) a##b
+#define DGC_NAME(a, b) DGC_JOIN(a, b)
+
+namespace dgc {
+namespace DGC_ISA {
+namespace {
+
+// Elements updated before their largest is compared with the threshold: three buffers of them fit
+// the first-level cache, and at a ratio of 0.001 three blocks in five hold nothing to collect.
+constexpr int64_t kBlock = 512;
+
+inline uint32_t bits_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+inline float float_of(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// Magnitudes compare as their bits do, which vectorises where a maximum of floats does not; a NaN
+// compares as the largest of all.
+inline int32_t magnitude(float value) { return static_cast<int32_t>(bits_of(value) & 0x7fffffffu); }
+
+inline float widen_half(uint16_t half) {
+#ifdef __F16C__
+  return _cvtsh_ss(half);
+#else
+  const uint32_t sign = (half & 0x8000u) << 16, rest = half & 0x7fffu;
+  if (rest >= 0x7c00u) return float_of(sign | 0x7f800000u | ((rest & 0x3ffu) << 13));
+  // Shifted into place its exponent is 112 too small; multiplying also normalises subnormals.
+  return float_of(sign | bits_of(float_of(rest << 13) * 0x1p112f));
+#endif
+}
+
+inline float widen(float value) { return value; }
+inline float widen_bfloat(uint16_t value) { return float_of(static_cast<uint32_t>(value) << 16); }
+
+// count elements of the gradient from position begin, as float32: in place, or widened into buffer.
+inline const float* gradient_block(const Memory& memory, int64_t begin, int64_t count, float* buffer) {
+  if (memory.type == Type::kFloat32) return static_cast<const float*>(memory.gradient) + begin;
+  const uint16_t* narrow = static_cast<const uint16_t*>(memory.gradient) + begin;
+  if (memory.type == Type::kBFloat16) {
+    for (int64_t i = 0; i < count; ++i) buffer[i] = widen_bfloat(narrow[i]);
+  } else {
+    int64_t i = 0;
+#ifdef __F16C__
+    for (; i + 8 <= count; i += 8) {
+      const __m128i eight = _mm_loadu_si128(reinterpret_cast<const __m128i*>(narrow + i));
+      _mm256_storeu_ps(buffer + i, _mm256_cvtph_ps(eight));
+    }
+#endif
+    for (; i < count; ++i) buffer[i] = widen_half(narrow[i]);
+  }
+  return buffer;
+}
+
+// The three rules over one block; each returns the largest magnitude that v then has.
+int32_t plain(const float* __restrict g, float* __restrict v, int64_t count) {
+  int32_t largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    v[i] = v[i] + g[i];
+    largest = std::max(largest, magnitude(v[i]));
+  }
+  return largest;
+}
+
+int32_t momentum(const float* __restrict g, float* __restrict u, float* __restrict v, int64_t count, float m) {
+  int32_t largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    u[i] = u[i] * m + g[i];
+    v[i] = v[i] + u[i];
+    largest = std::max(largest, magnitude(v[i]));
+  }
+  return largest;
+}
+
+int32_t nesterov(const float* __restrict g, float* __restrict u, float* __restrict v, int64_t count, float m) {
+  int32_t largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    u[i] = (u[i] + g[i]) * m;
+    v[i] = v[i] + u[i] + g[i];
+    largest = std::max(largest, magnitude(v[i]));
+  }
+  return largest;
+}
+
+int32_t largest_of(const float* __restrict values, int64_t count) {
+  int32_t largest = 0;
+  for (int64_t i = 0; i < count; ++i) largest = std::max(largest, magnitude(values[i]));
+  return largest;
+}
+
+// A threshold of 0 asks for everything that is not 0.
+inline int32_t lowest_wanted(float threshold) { return std::max(magnitude(threshold), 1); }
+
+void collect_block(const float* values, int64_t begin, int64_t count, int32_t lowest, int64_t limit, Found* found) {
+  constexpr int64_t kGroup = 16;
+  for (int64_t first = 0; first < count; first += kGroup) {
+    const int64_t end = std::min(first + kGroup, count);
+    if (largest_of(values + first, end - first) < lowest) continue;
+    for (int64_t i = first; i < end; ++i) {
+      if (magnitude(values[i]) < lowest) continue;
+      if (found->count++ >= limit) continue;
+      found->indices.push_back(begin + i);
+      found->values.push_back(values[i]);
+    }
+  }
+}
+
+void accumulate(const Memory& memory, int64_t begin, int64_t end, float threshold, int64_t limit, Found* found) {
+  const int32_t lowest = lowest_wanted(threshold);
+  float buffer[kBlock];
+  for (int64_t first = begin; first < end; first += kBlock) {
+    const int64_t count = std::min(kBlock, end - first);
+    const float* g = gradient_block(memory, first, count, buffer);
+    float* v = memory.v + first;
+    int32_t largest = 0;
+    switch (memory.rule) {
+      case Rule::kPlain: largest = plain(g, v, count); break;
+      case Rule::kMomentum: largest = momentum(g, memory.u + first, v, count, memory.momentum); break;
+      case Rule::kNesterov: largest = nesterov(g, memory.u + first, v, count, memory.momentum); break;
+    }
+    if (largest >= lowest) collect_block(v, first, count, lowest, limit, found);
+  }
+}
+
+void collect(const float* values, int64_t begin, int64_t end, float threshold, int64_t limit, Found* found) {
+  const int32_t lowest = lowest_wanted(threshold);
+  for (int64_t first = begin; first < end; first += kBlock) {
+    const int64_t count = std::min(kBlock, end - first);
+    if (largest_of(values + first, count) >= lowest) {
+      collect_block(values + first, first, count, lowest, limit, found);
+    }
+  }
+}
+
+inline float gradient_at(const Memory& memory, int64_t position) {
+  switch (memory.type) {
+    case Type::kFloat32: return static_cast<const float*>(memory.gradient)[position];
+    case Type::kBFloat16: return widen_bfloat(static_cast<const uint16_t*>(memory.gradient)[position]);
+    default: return widen_half(static_cast<const uint16_t*>(memory.gradient)[position]);
+  }
+}
+
+void sample(const Memory& memory, const int64_t* positions, int64_t begin, int64_t end, float* out) {
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t position = positions[i];
+    const float g = gradient_at(memory, position);
+    float v = memory.v[position];
+    switch (memory.rule) {
+      case Rule::kPlain: v = v + g; break;
+      case Rule::kMomentum: v = v + (memory.u[position] * memory.momentum + g); break;
+      case Rule::kNesterov: v = v + (memory.u[position] + g) * memory.momentum + g; break;
+    }
+    out[i] = std::fabs(v);
+  }
+}
+
+}  // namespace
+}  // namespace DGC_ISA
+
+const Kernels& DGC_NAME(DGC_ISA, _kernels)() {
+  static const Kernels kernels = {DGC_ISA::accumulate, DGC_ISA::collect, DGC_ISA::sample};
+  return kernels;
+}
+
+}  // namespace dgc

@@ -1,0 +1,52 @@
+// The loops of dgc.ops, on raw pointers. kernels.cpp is compiled once for each instruction set, each
+// time into a namespace of its own; bindings.cpp picks one when the library is loaded.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace dgc {
+
+// How a memory takes in a gradient g. With a momentum buffer u and a kept buffer v:
+//   plain     v ← v + g                        (error feedback; no u)
+//   momentum  u ← m·u + g,    v ← v + u        (momentum correction)
+//   nesterov  u ← m·(u + g),  v ← v + u + g
+enum class Rule : int64_t { kPlain = 0, kMomentum = 1, kNesterov = 2 };
+
+// The type of a gradient.
+enum class Type : int64_t { kFloat32, kBFloat16, kFloat16 };
+
+// What a memory holds, and what comes to it.
+struct Memory {
+  Rule rule;
+  float momentum;
+  Type type;
+  const void* gradient;
+  float* u;  // null where the rule has none
+  float* v;
+};
+
+// Elements found at or above a threshold, in ascending order of their position.
+struct Found {
+  int64_t count = 0;  // all of them; stored are the first `limit` at most
+  std::vector<int64_t> indices;
+  std::vector<float> values;
+};
+
+// One of these for each instruction set.
+struct Kernels {
+  // Take in the gradient at [begin, end) and collect what is then at or above the threshold.
+  void (*accumulate)(const Memory&, int64_t begin, int64_t end, float threshold, int64_t limit, Found*);
+  // Collect from [begin, end) of values, changing nothing.
+  void (*collect)(const float* values, int64_t begin, int64_t end, float threshold, int64_t limit, Found*);
+  // |v| as it will be once the gradient is taken in, at positions[i] for i in [begin, end).
+  void (*sample)(const Memory&, const int64_t* positions, int64_t begin, int64_t end, float* out);
+};
+
+const Kernels& baseline_kernels();
+#ifdef DGC_X86
+const Kernels& avx2_kernels();
+const Kernels& avx512_kernels();
+#endif
+
+}  // namespace dgc

@@ -1,0 +1,55 @@
+"""The kernels in C++, for the CPU. Their source is in csrc/."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dgc.ops.contract import Found, Update
+
+PLAIN, MOMENTUM, NESTEROV = range(3)  # Rule in csrc/kernels.h
+
+
+def load() -> bool:
+    """Load the compiled library; False where it was not built for this torch."""
+    from dgc.ops.build import library_path  # which is also run as a program, before any import
+
+    path = library_path()
+    if not path.exists():
+        return False
+    torch.ops.load_library(str(path))
+    return True
+
+
+def accumulate(kept: Tensor, update: Update, threshold: float, limit: int) -> Found:
+    """Update, compare and collect in one pass over memory."""
+    indices, values, count = torch.ops.dgc.accumulate(kept, *_arguments(update), threshold, limit)
+    return Found(count, indices, values)
+
+
+def collect(values: Tensor, threshold: float, limit: int) -> Found:
+    """One reading pass."""
+    indices, chosen, count = torch.ops.dgc.collect(values.contiguous(), threshold, limit)
+    return Found(count, indices, chosen)
+
+
+def sample(kept: Tensor, update: Update, positions: Tensor) -> Tensor:
+    """Reads at ``positions`` alone."""
+    return torch.ops.dgc.sample(kept, *_arguments(update), positions)
+
+
+def elias_fano_encode(indices: Tensor, numel: int, low: int) -> Tensor:
+    """``dgc.codec.elias_fano.encode`` in one pass over the indices."""
+    return torch.ops.dgc.elias_fano_encode(indices.contiguous(), numel, low)
+
+
+def elias_fano_decode(section: Tensor, numel: int, count: int, low: int) -> tuple[Tensor, int]:
+    """``dgc.codec.elias_fano.decode``; the number is that of the indices that are there."""
+    return torch.ops.dgc.elias_fano_decode(section.contiguous(), numel, count, low)
+
+
+def _arguments(update: Update) -> tuple[Tensor, Tensor | None, int, float]:
+    rule = PLAIN
+    if update.momentum_buffer is not None:
+        rule = NESTEROV if update.nesterov else MOMENTUM
+    return update.gradient.contiguous(), update.momentum_buffer, rule, update.momentum

@@ -1,0 +1,42 @@
+"""The kernels in plain PyTorch: the fast ones are tested against them, and may be missing."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from dgc.ops.contract import Found, Update
+
+SMALLEST = 2.0**-149  # of the positive float32 numbers
+
+
+def accumulate(kept: Tensor, update: Update, threshold: float, limit: int) -> Found:
+    """Take the gradient in, then ``collect``: one pass for each operation."""
+    gradient, u, m = update.gradient, update.momentum_buffer, update.momentum
+    if u is None:
+        kept.add_(gradient)
+    elif update.nesterov:
+        u.add_(gradient).mul_(m)
+        kept.add_(u).add_(gradient)
+    else:
+        u.mul_(m).add_(gradient)
+        kept.add_(u)
+    return collect(kept, threshold, limit)
+
+
+def collect(values: Tensor, threshold: float, limit: int) -> Found:
+    """Elements of ``values[n]`` whose magnitude is at least ``threshold``, and not 0."""
+    indices = (values.abs() >= max(threshold, SMALLEST)).nonzero().view(-1)
+    first = indices[:limit]
+    return Found(indices.numel(), first, values[first])
+
+
+def sample(kept: Tensor, update: Update, positions: Tensor) -> Tensor:
+    """Magnitudes at ``positions[s]`` once the gradient is taken in."""
+    gradient = update.gradient[positions].float()
+    v = kept[positions]
+    if update.momentum_buffer is None:
+        return v.add_(gradient).abs_()
+    u = update.momentum_buffer[positions]
+    if update.nesterov:
+        return v.add_(u.add_(gradient).mul_(update.momentum)).add_(gradient).abs_()
+    return v.add_(u.mul_(update.momentum).add_(gradient)).abs_()

@@ -1,0 +1,182 @@
+"""Value codings: what they round, what they never do, and how long they are."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dgc.codec import VALUES, CodecError
+
+FLOAT_MAX = torch.finfo(torch.float32).max
+every_coding = pytest.mark.parametrize('coding', VALUES.values(), ids=VALUES)
+# What the numbers of a block can count to, and the length of a block.
+BLOCKS = {'int8': (127, 256), 'int4': (7, 128)}
+every_block_coding = pytest.mark.parametrize('name', BLOCKS)
+
+
+def there_and_back(name: str, values: torch.Tensor) -> torch.Tensor:
+    coding = VALUES[name]
+    return coding.decode(coding.encode(values), len(values))
+
+
+def steps(name: str, values: torch.Tensor) -> torch.Tensor:
+    """Each value's step: the largest magnitude of its block over what the numbers can count to."""
+    top, block = BLOCKS[name]
+    largest = [part.abs().max().expand(len(part)) for part in values.split(block)]
+    return torch.cat(largest).double() / top
+
+
+def some_values(low: float, high: float, size: int = 300):
+    """float32 tensors whose magnitudes lie in a range, or are zero."""
+    magnitudes = st.floats(low, high, width=32)
+    values = st.one_of(magnitudes, magnitudes.map(lambda value: -value), st.just(0.0))
+    return st.lists(values, min_size=1, max_size=size).map(torch.tensor)
+
+
+@pytest.mark.parametrize('count', [0, 1, 2, 3, 127, 128, 129, 255, 256, 257, 1000])
+def test_lengths_are_the_closed_forms(count):
+    expected = {
+        'fp32': 4 * count,
+        'fp16': 4 + 2 * count,
+        'bf16': 4 + 2 * count,
+        'int8': 4 * math.ceil(count / 256) + count,
+        'int4': 4 * math.ceil(count / 128) + math.ceil(count / 2),
+    }
+    assert {name: coding.capacity(count) for name, coding in VALUES.items()} == expected
+    values = torch.linspace(-1, 1, count)
+    for name, coding in VALUES.items():
+        section = coding.encode(values)
+        assert section.dtype == torch.uint8
+        assert len(section) == expected[name]
+        assert len(coding.decode(section, count)) == count
+
+
+@every_coding
+@given(st.integers(0, 10_000))
+def test_fewer_values_never_take_more(coding, k):
+    assert coding.capacity(max(k - 1, 0)) <= coding.capacity(k)
+
+
+def test_bytes_are_those_of_the_description():
+    """A change of these is a new version of the format."""
+    values = torch.tensor([7.0, -3.5, 1.0])
+    expected = {
+        'fp32': '0000e040 000060c0 0000803f',
+        'fp16': '00008039 0077 00f3 006c',  # 2^-12, then 28672, -14336, 4096
+        'bf16': '00008039 e046 60c6 8045',
+        'int8': '87c3613d 7f c0 12',  # 7/127, then 127, -64, 18
+        'int4': '0000803f c7 01',  # 1, then 7 and -4 in one byte, 1 in the next
+    }
+    found = {name: coding.encode(values).numpy().tobytes() for name, coding in VALUES.items()}
+    assert found == {name: bytes.fromhex(text) for name, text in expected.items()}
+
+
+@every_block_coding
+@settings(deadline=None, max_examples=60)
+@given(values=st.one_of(some_values(2.0**-10, 2.0**10), some_values(0, FLOAT_MAX)))
+def test_half_a_step_of_its_block_is_the_most_that_a_value_is_rounded(name, values):
+    error = (there_and_back(name, values).double() - values.double()).abs()
+    # Steps are no smaller than the smallest normal number, and are rounded to 24 bits themselves.
+    bound = steps(name, values).clamp(min=2.0**-126) / 2
+    assert (error <= bound * (1 + 1e-4)).all()
+
+
+@every_block_coding
+def test_a_block_does_not_feel_the_outlier_of_another(name):
+    _, block = BLOCKS[name]
+    values = torch.full((2 * block,), 1e-3)
+    values[0] = 1e6
+    decoded = there_and_back(name, values)
+    assert decoded[1:block].tolist() == [0.0] * (block - 1)
+    torch.testing.assert_close(decoded[block:], values[block:], rtol=1e-6, atol=0)
+
+
+@every_block_coding
+def test_zeros_stay_zeros(name):
+    assert there_and_back(name, torch.zeros(300)).tolist() == [0.0] * 300
+
+
+@every_block_coding
+@pytest.mark.parametrize('bad', [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_not_finite_makes_its_block_nan_and_no_other(name, bad):
+    _, block = BLOCKS[name]
+    values = torch.ones(3 * block)
+    values[block + 5] = bad
+    before, itself, after = there_and_back(name, values).split(block)
+    assert itself.isnan().all()
+    assert (before == 1).all() and (after == 1).all()
+
+
+@pytest.mark.parametrize('name', ['fp32', 'fp16', 'bf16'])
+def test_a_nan_arrives_and_leaves_the_others_alone(name):
+    """It is how a worker whose gradient is not finite stops the others."""
+    decoded = there_and_back(name, torch.tensor([1.0, math.nan, -2.0]))
+    assert decoded.isnan().tolist() == [False, True, False]
+    assert decoded[[0, 2]].tolist() == [1, -2]
+
+
+@every_coding
+@pytest.mark.parametrize('size', [1, 200, 600])
+def test_the_largest_floats_do_not_become_infinite(coding, size):
+    values = torch.full((size,), FLOAT_MAX)
+    values[::2] *= -1
+    decoded = coding.decode(coding.encode(values), size)
+    torch.testing.assert_close(decoded, values, rtol=2.0**-8, atol=0)
+
+
+@pytest.mark.parametrize('name', ['fp32', 'fp16', 'bf16'])
+def test_an_infinity_arrives_as_the_largest_float(name):
+    decoded = there_and_back(name, torch.tensor([1.0, math.inf, -math.inf]))
+    assert decoded[0] == 1
+    assert decoded[1] == -decoded[2]
+    assert 2.0**15 <= decoded[1] <= FLOAT_MAX
+
+
+@every_coding
+@pytest.mark.parametrize('largest', [1e-45, 1e-42, 1e-39])
+def test_values_too_small_to_be_normal_are_rounded_and_not_refused(coding, largest):
+    values = torch.tensor([largest, -1e-45, 0.0])
+    decoded = coding.decode(coding.encode(values), 3)
+    assert ((decoded - values).abs() <= 2.0**-127).all()
+    assert torch.equal(decoded + (values - decoded), values)
+
+
+def float_section(scale: float, rest: bytes) -> torch.Tensor:
+    raw = torch.tensor([scale]).numpy().tobytes() + rest
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize('name', ['fp16', 'bf16', 'int8', 'int4'])
+@pytest.mark.parametrize('scale', [0.0, -1.0, math.inf, -math.inf, -math.nan, math.nan])
+def test_a_scale_that_is_none_is_refused(name, scale):
+    section = float_section(scale, b'\x01' * (VALUES[name].capacity(2) - 4))
+    if math.isnan(scale) and name in BLOCKS:
+        assert VALUES[name].decode(section, 2).isnan().all()
+        return
+    with pytest.raises(CodecError, match='scale'):
+        VALUES[name].decode(section, 2)
+
+
+@every_coding
+@settings(deadline=None, max_examples=100)
+@given(data=st.data(), count=st.integers(0, 300))
+def test_no_bytes_decode_to_an_infinity(coding, data, count):
+    raw = data.draw(st.binary(min_size=coding.capacity(count), max_size=coding.capacity(count)))
+    section = torch.frombuffer(bytearray(raw or b'\0'), dtype=torch.uint8)[: len(raw)]
+    try:
+        decoded = coding.decode(section, count)
+    except CodecError:
+        return
+    assert len(decoded) == count
+    assert not decoded.isinf().any()
+
+
+@every_coding
+def test_the_result_has_storage_of_its_own(coding):
+    """A gathered buffer may be used again while its values are still being added."""
+    section = coding.encode(torch.ones(5))
+    decoded = coding.decode(section, 5)
+    section.zero_()
+    assert (decoded == 1).all()

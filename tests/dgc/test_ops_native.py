@@ -1,0 +1,246 @@
+"""The C++ kernels against their plain references: the same bits, for every memory and type."""
+
+import itertools
+import logging
+
+import pytest
+import torch
+from dgc_helpers import bucket_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dgc import ops
+from dgc.codec import CodecError, elias_fano
+from dgc.compressors import SampledTopK, TopK
+from dgc.corrected import Corrected
+from dgc.memory import MomentumCorrection, Residual
+from dgc.ops import Update, native, reference
+
+CPU = torch.device('cpu')
+native_only = pytest.mark.skipif(
+    not ops.is_native(CPU), reason='the kernels are not compiled (python -m dgc.ops.build)'
+)
+RULES = {
+    'plain': lambda gradient: Update(gradient),
+    'momentum': lambda gradient: Update(gradient, momentum(gradient), 0.9),
+    'nesterov': lambda gradient: Update(gradient, momentum(gradient), 0.9, nesterov=True),
+}
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SIZES = (0, 1, 15, 511, 512, 513, 5000, 100_003)  # blocks of 512, and ranges for two threads
+every = pytest.mark.parametrize(
+    ('rule', 'dtype', 'numel'), [*itertools.product(RULES, DTYPES, SIZES)]
+)
+
+
+@pytest.fixture
+def threads_set():
+    """Sets torch's number of threads for one test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def momentum(gradient):
+    return random(gradient.numel(), 3)
+
+
+def random(numel: int, seed: int) -> torch.Tensor:
+    """Heavy-tailed, with some exact zeros."""
+    draw = torch.randn(numel, generator=torch.Generator().manual_seed(seed)).pow(3)
+    return draw * (draw.abs() > 1e-3)
+
+
+def setting(rule, dtype, numel):
+    """What was kept, and an update, made anew at each call."""
+    return random(numel, 1), RULES[rule](random(numel, 2).to(dtype))
+
+
+def thresholds(corrected):
+    """None, a few, half and all of the elements lie above; and some lie on it."""
+    if not corrected.numel():
+        return [1.0]
+    magnitudes = corrected.abs()
+    few = magnitudes.topk(max(corrected.numel() // 100, 1)).values[-1]
+    return [torch.inf, float(few), float(magnitudes.median()), 1e-45, 0.0]
+
+
+def same_bits(one, other):
+    return torch.equal(one.view(torch.int32), other.view(torch.int32))
+
+
+def assert_same(one, other):
+    assert one.total == other.total
+    assert torch.equal(one.indices, other.indices)
+    assert same_bits(one.values, other.values)
+
+
+@native_only
+class TestAccumulate:
+    @every
+    @pytest.mark.parametrize('threads', [1, 2])
+    def test_it_is_the_reference_bit_for_bit(self, rule, dtype, numel, threads, threads_set):
+        threads_set(threads)
+        corrected, update = setting(rule, dtype, numel)
+        reference.accumulate(corrected, update, torch.inf, 0)
+        for threshold in thresholds(corrected):
+            for limit in (7, numel):
+                (plain, by_plain), (fast, by_fast) = (setting(rule, dtype, numel) for _ in '12')
+                expected = reference.accumulate(plain, by_plain, threshold, limit)
+                assert_same(native.accumulate(fast, by_fast, threshold, limit), expected)
+                assert same_bits(fast, plain)
+                if by_plain.momentum_buffer is not None:
+                    assert same_bits(by_fast.momentum_buffer, by_plain.momentum_buffer)
+
+    @every
+    def test_a_sample_is_what_will_be_there(self, rule, dtype, numel):
+        positions = torch.arange(0, numel, 3).flip(0)
+        kept, update = setting(rule, dtype, numel)
+        before = kept.clone()
+        sample = native.sample(kept, update, positions)
+        assert same_bits(sample, reference.sample(*setting(rule, dtype, numel), positions))
+        assert same_bits(kept, before)
+        reference.accumulate(kept, update, torch.inf, 0)
+        assert same_bits(sample, kept[positions].abs())
+
+    @pytest.mark.parametrize('dtype', DTYPES)
+    def test_a_gradient_need_not_be_contiguous(self, dtype):
+        gradient = random(2000, 2).to(dtype)[::2]
+        plain, fast = random(1000, 1), random(1000, 1)
+        expected = reference.accumulate(plain, Update(gradient), 0.5, 1000)
+        assert_same(native.accumulate(fast, Update(gradient), 0.5, 1000), expected)
+        assert_same(native.collect(gradient.float()[::2], 0.5, 9),
+                    reference.collect(gradient.float()[::2], 0.5, 9))  # fmt: skip
+
+    @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+    def test_every_number_of_16_bits_is_read_as_it_is(self, dtype):
+        gradient = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+        gradient = gradient[gradient.isfinite()]
+        kept = torch.zeros(len(gradient))
+        native.accumulate(kept, Update(gradient), torch.inf, 0)
+        assert torch.equal(kept, gradient.float())
+
+    def test_infinities_are_found_and_nans_are_not_lost(self):
+        kept, gradient = torch.zeros(1000), torch.zeros(1000)
+        gradient[17], gradient[900] = torch.inf, torch.nan
+        found = native.accumulate(kept, Update(gradient), 1.0, 10)
+        assert found.indices.tolist() == [17, 900]
+        assert kept[17].isinf()
+        assert kept[900].isnan()
+
+    @pytest.mark.parametrize(
+        ('kept', 'update'),
+        [
+            (torch.zeros(3), Update(torch.zeros(4))),
+            (torch.zeros(3), Update(torch.zeros(3), torch.zeros(2), 0.9)),
+            (torch.zeros(3).double(), Update(torch.zeros(3))),
+            (torch.zeros(3, 1), Update(torch.zeros(3))),
+            (torch.zeros(6)[::2], Update(torch.zeros(3))),
+            (torch.zeros(3), Update(torch.zeros(3, dtype=torch.float64))),
+        ],
+    )
+    def test_what_does_not_fit_is_refused(self, kept, update):
+        with pytest.raises(RuntimeError, match='dgc: '):
+            native.accumulate(kept, update, 1.0, 1)
+        with pytest.raises(RuntimeError, match='dgc: '):
+            native.sample(kept, update, torch.tensor([0]))
+
+    @pytest.mark.parametrize('position', [-1, 3, 2**40])
+    def test_a_position_outside_is_refused(self, position):
+        with pytest.raises(RuntimeError, match='position lies outside'):
+            native.sample(torch.zeros(3), Update(torch.zeros(3)), torch.tensor([position]))
+
+
+@native_only
+class TestSelection:
+    """The whole selection, fused and plain, step after step."""
+
+    @pytest.mark.parametrize('dtype', DTYPES)
+    @pytest.mark.parametrize('nesterov', [False, True])
+    @pytest.mark.parametrize('make', [Residual, MomentumCorrection], ids=lambda make: make.__name__)
+    @pytest.mark.parametrize(
+        'compressor',
+        [
+            SampledTopK,
+            TopK,
+            lambda: SampledTopK(strided_sample=False),
+            lambda: SampledTopK(resample=False),
+        ],
+        ids=['sampled', 'top-k', 'uniform', 'no resample'],
+    )
+    def test_both_send_and_keep_the_same(self, make, nesterov, dtype, compressor):
+        def steps():
+            memory, chooser = make(), compressor()
+            bucket = bucket_of(
+                torch.zeros(60_000, dtype=dtype), memory.buffers, 0.9, nesterov, ratio=0.01
+            )
+            for step in range(4):
+                bucket.gradient.copy_(random(60_000, step))
+                sent = memory.select(bucket, chooser)
+                yield sent, {name: flat.clone() for name, flat in bucket.buffers.items()}
+
+        fused = list(steps())
+        with ops.unfused():
+            plainly = list(steps())
+        for (sent, kept), (plain, plainly_kept) in zip(fused, plainly, strict=True):
+            assert torch.equal(sent.indices, plain.indices)
+            assert same_bits(sent.values, plain.values)
+            for name, flat in kept.items():
+                assert same_bits(flat, plainly_kept[name])
+
+    def test_an_overfull_list_means_a_search_at_a_higher_threshold(self):
+        """The sample sees small elements alone, and nearly all elements are large."""
+        corrected = torch.rand(200_000, generator=torch.Generator().manual_seed(0)) + 1
+        chooser = SampledTopK(sample_ratio=0.01)
+        chooser._positions = lambda numel, stride, draw: torch.arange(1000)
+        corrected[:1000] = 0.5
+        sent = chooser.compress(corrected, 0.001)
+        assert torch.equal(sent.indices, TopK().compress(corrected, 0.001).indices)
+
+
+@native_only
+class TestEliasFano:
+    @settings(deadline=None, max_examples=200)
+    @given(st.data())
+    def test_the_bytes_are_those_of_the_reference(self, data):
+        numel = data.draw(st.integers(1, 2**62) | st.integers(1, 5000))
+        indices = sorted(data.draw(st.sets(st.integers(0, numel - 1), max_size=200)))
+        indices = torch.tensor(indices, dtype=torch.int64)
+        section = elias_fano.encode(indices, numel)
+        assert torch.equal(section, elias_fano.encode_plainly(indices, numel))
+        assert torch.equal(elias_fano.decode(section, numel, len(indices)), indices)
+
+    @settings(deadline=None, max_examples=200)
+    @given(st.integers(1, 3000), st.integers(0, 60), st.integers(0, 2**32))
+    def test_damaged_bytes_mean_the_same_to_both(self, numel, count, seed):
+        count = min(count, numel)
+        draw = torch.Generator().manual_seed(seed)
+        size = (elias_fano.length(numel, count),)
+        section = torch.randint(256, size, generator=draw).to(torch.uint8)
+        results = []
+        for decode in (elias_fano.decode, elias_fano.decode_plainly):
+            try:
+                results.append(decode(section, numel, count).tolist())
+            except CodecError as error:
+                results.append(str(error))
+        assert results[0] == results[1]
+
+
+def test_without_the_library_the_reference_works_and_that_is_said_once(monkeypatch, caplog):
+    monkeypatch.setattr(native, 'load', lambda: False)
+    ops._kernels.cache_clear()
+    try:
+        with caplog.at_level(logging.INFO, 'dgc'):
+            for _ in range(3):
+                assert ops.kernels(CPU) is reference
+                assert not ops.is_fused(torch.zeros(3))
+        assert [record.levelname for record in caplog.records] == ['INFO']
+        assert 'python -m dgc.ops.build' in caplog.text
+    finally:
+        ops._kernels.cache_clear()
+
+
+def test_a_whole_is_the_memory_s_own_storage():
+    kept = torch.tensor([1.0, 2.0])
+    whole = Corrected(kept, Update(torch.tensor([3.0, -2.0]))).whole()
+    assert whole.data_ptr() == kept.data_ptr()
+    assert whole.tolist() == [4.0, 0.0]
