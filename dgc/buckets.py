@@ -18,24 +18,24 @@ class Member(NamedTuple):
 
     group: the optimizer's, that it is in.
     offset: where its part of the flat tensors begins.
-    gradient: its part of the bucket's gradient, in its shape.
     """
 
     name: str
     parameter: Parameter
     group: dict[str, Any]
     offset: int
-    gradient: Tensor
 
 
 class Bucket:
     """Parameters that travel together: one flat gradient, and the memory's flat buffers.
 
-    Every parameter's ``.grad`` is a view into ``gradient[n]``, so nothing is packed or unpacked.
-    The views follow the parameter's logical order whatever its memory format. State is saved and
-    restored by parameter name, so a later run may group the parameters differently.
+    A parameter that is alone lends its ``.grad``, which becomes ``gradient`` without a copy; those
+    that share a bucket have theirs copied into it, and get views of it. Either way the order is the
+    parameter's logical one, whatever its memory format. State is saved and restored by parameter
+    name, so a later run may group the parameters differently.
 
     gradient: ``[n]``, of the parameters' type and device.
+    total: float32 ``[n]``, where the sum comes; ``gradient`` itself where that is float32.
     buffers: float32 ``[n]`` each, what the memory keeps.
     schedule: the ratio over time; ``None`` when the bucket is always dense.
     ratio: share of elements to keep at this step.
@@ -53,14 +53,13 @@ class Bucket:
         self.ratio = 1.0
         self.gradient = torch.zeros(numel, dtype=first.dtype, device=first.device)
         self.buffers = {name: torch.zeros(numel, device=first.device) for name in buffers}
-        self.total = self.gradient
+        self._wide = None
         if first.dtype != torch.float32:
-            self.total = torch.zeros(numel, device=first.device)
+            self._wide = torch.zeros(numel, device=first.device)
         self.members: list[Member] = []
         offset = 0
         for name, parameter, group in parameters:
-            part = part_of(self.gradient, offset, parameter)
-            self.members.append(Member(name, parameter, group, offset, part))
+            self.members.append(Member(name, parameter, group, offset))
             offset += parameter.numel()
 
     @property
@@ -68,6 +67,11 @@ class Bucket:
         """The first parameter's name, and how many more there are."""
         more = len(self.members) - 1
         return self.members[0].name + (f' and {more} more' if more else '')
+
+    @property
+    def total(self) -> Tensor:
+        """See the class."""
+        return self.gradient if self._wide is None else self._wide
 
     @property
     def momentum(self) -> float:
@@ -91,8 +95,12 @@ class Bucket:
             yield member.name, part_of(flat, member.offset, member.parameter)
 
     def collect(self, member: Member) -> None:
-        """Bring a gradient that autograd, or the user, stored elsewhere back into ``gradient``."""
-        grad, view = member.parameter.grad, member.gradient
+        """Bring what autograd, or the user, stored in ``.grad`` into ``gradient``: nothing is 0."""
+        grad = member.parameter.grad
+        if grad is not None and self._can_be(grad):
+            self.gradient = grad.view(-1)
+            return
+        view = part_of(self.gradient, member.offset, member.parameter)
         if grad is None:
             view.zero_()
         elif grad.is_sparse:
@@ -101,11 +109,18 @@ class Bucket:
             view.copy_(grad)
         member.parameter.grad = view
 
-    def zero(self) -> None:
-        """Zero the gradients and point every ``.grad`` into the flat storage."""
-        self.gradient.zero_()
+    def _can_be(self, grad: Tensor) -> bool:
+        """Whether the gradient of a parameter can be the bucket's."""
+        alone = len(self.members) == 1 and grad.dtype == self.gradient.dtype
+        return alone and not grad.is_sparse and grad.is_contiguous()
+
+    def zero(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, or zero them where they are."""
         for member in self.members:
-            member.parameter.grad = member.gradient
+            if set_to_none:
+                member.parameter.grad = None
+            elif member.parameter.grad is not None:
+                member.parameter.grad.zero_()
 
     def hold(self, values: Tensor) -> Tensor:
         """``values[n]`` in ``total``, to be summed in place; overwrites a float32 gradient."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from dgc import codec
+from dgc import codec, ops
 from dgc.engines.base import Engine, EngineError, as_bytes
 
 
@@ -28,8 +28,15 @@ def describe(named_parameters: Iterable[tuple[str, Tensor]], more: str = '') -> 
         'parameter shapes': '\n'.join(str(tuple(p.shape)) for _, p in parameters),
         'parameter types': '\n'.join(str(p.dtype) for _, p in parameters),
         'the codec version': str(codec.VERSION),
+        # Which round the parameters' update differently.
+        'whether the fused kernels are compiled (python -m dgc.ops.build)': kernel_sets(parameters),
         'the configuration': more,
     }
+
+
+def kernel_sets(parameters: list[tuple[str, Tensor]]) -> str:
+    """The names of the kernels that serve the parameters' devices."""
+    return ' '.join(sorted({ops.kernels(p.device).__name__ for _, p in parameters}))
 
 
 def shake_hands(engine: Engine, aspects: Mapping[str, str], device: torch.device | str) -> None:

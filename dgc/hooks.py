@@ -10,6 +10,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from dgc.buckets import part_of
 from dgc.composition import Composition
 from dgc.engines import Engine, TorchEngine
 from dgc.handshake import describe, shake_hands
@@ -56,7 +57,8 @@ class CompressionHook:
         self._places: dict[Tensor, tuple[int, Tensor]] = {}
         for index, bucket in enumerate(self.reducer.buckets):
             for member in bucket.members:
-                self._places[member.parameter] = (index, member.gradient)
+                view = part_of(bucket.gradient, member.offset, member.parameter)
+                self._places[member.parameter] = (index, view)
         self._missing: dict[int, int] = {}
         self._waiting: list[tuple[GradBucket, torch.futures.Future[Tensor]]] = []
         model.register_comm_hook(None, self._hook)

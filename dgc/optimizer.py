@@ -115,15 +115,15 @@ class DistributedOptimizer(Optimizer):
                 self.reducer.ready(index)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Zero the gradients. They stay views into their buckets, so none becomes None;
-        ``set_to_none`` is accepted because loops pass it."""
+        """Forget the gradients, or zero them in place. Without them, autograd need not add to
+        anything: what it computes is the gradient."""
         if self._synchronized is None and any(self._passes.values()):
             raise RuntimeError(
                 'zero_grad() between backward() and step() would lose gradients; '
                 'after an error, load_state_dict() first'
             )
         for bucket in self.reducer.buckets:
-            bucket.zero()
+            bucket.zero(set_to_none)
 
     def _begin_step(self) -> None:
         buckets = self.reducer.buckets

@@ -41,6 +41,8 @@ class Found(NamedTuple):
 class Kernels(Protocol):
     """A set of kernels; each is a module with these functions, described in ``reference``."""
 
+    __name__: str
+
     def accumulate(self, kept: Tensor, update: Update, threshold: float, limit: int) -> Found: ...
 
     def collect(self, values: Tensor, threshold: float, limit: int) -> Found: ...

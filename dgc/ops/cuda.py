@@ -23,7 +23,7 @@ from dgc.ops.contract import Found, Update
 
 BLOCK = 1024  # elements of a program
 # Without fusion a product and a sum are two instructions, not one that rounds once.
-OPTIONS = {'block': BLOCK, 'enable_fp_fusion': False, 'num_warps': 4}
+OPTIONS = {'block': BLOCK, 'enable_fp_fusion': False}
 GRADIENT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -109,7 +109,7 @@ def _check(name: str, tensor: Tensor, like: Tensor, *dtypes: torch.dtype) -> Non
     if not (flat and alike and tensor.dtype in dtypes):
         names = ' or '.join(str(dtype).removeprefix('torch.') for dtype in dtypes)
         raise ValueError(
-            f'{name} must be flat, contiguous, {names}, with {like.numel()} elements on '
+            f'dgc: {name} must be flat, contiguous, {names}, with {like.numel()} elements on '
             f'{like.device}, got {tensor.dtype} {list(tensor.shape)} on {tensor.device}'
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -36,6 +38,19 @@ def collect(values: Tensor, threshold: float, limit: int) -> Found:
 def sample(kept: Tensor, update: Update, positions: Tensor) -> Tensor:
     """Reads at ``positions`` alone."""
     return torch.ops.dgc.sample(kept, *_arguments(update), positions)
+
+
+def step(parameter: Tensor, buffer: Tensor, group: dict[str, Any]) -> None:
+    """``dgc.optim.sgd.step_plainly`` in one pass, for contiguous float32 tensors."""
+    torch.ops.dgc.step(
+        parameter,
+        parameter.grad,
+        buffer,
+        group['lr'],
+        group['momentum'],
+        group['weight_decay'],
+        group['nesterov'],
+    )
 
 
 def elias_fano_encode(indices: Tensor, numel: int, low: int) -> Tensor:

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from dgc import ops
+from dgc.ops import native
+
 
 class DGCSGD(Optimizer):
     """SGD for gradients that carry momentum already (MomentumCorrection).
@@ -57,19 +60,43 @@ class DGCSGD(Optimizer):
             for parameter in group['params']:
                 if parameter.grad is None:
                     continue
-                if group['weight_decay']:
-                    parameter.add_(self._decay(parameter, group), alpha=-group['lr'])
-                parameter.add_(parameter.grad, alpha=-group['lr'])
+                if not (group['weight_decay'] and group['momentum']):
+                    step_without_buffer(parameter, group)
+                elif fits_kernel(parameter):
+                    native.step(parameter, self._decay_momentum(parameter), group)
+                else:
+                    step_plainly(parameter, self._decay_momentum(parameter), group)
         return loss
 
-    def _decay(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
-        """Weight decay with momentum of its own, in the parameter's shape."""
-        momentum = group['momentum']
-        decay = parameter * group['weight_decay']
-        if not momentum:
-            return decay
+    def _decay_momentum(self, parameter: Tensor) -> Tensor:
+        """``b``, in the parameter's shape."""
         state = self.state[parameter]
         if 'decay_momentum' not in state:
             state['decay_momentum'] = torch.zeros_like(parameter)
-        buffer = state['decay_momentum'].mul_(momentum).add_(decay)
-        return decay.add_(buffer, alpha=momentum) if group['nesterov'] else buffer
+        return state['decay_momentum']
+
+
+def step_without_buffer(parameter: Tensor, group: dict[str, Any]) -> None:
+    """``w ← w − lr·(g + λ·w)``."""
+    if group['weight_decay']:
+        parameter.mul_(1 - group['lr'] * group['weight_decay'])
+    parameter.add_(parameter.grad, alpha=-group['lr'])
+
+
+def step_plainly(parameter: Tensor, buffer: Tensor, group: dict[str, Any]) -> None:
+    """One parameter's update, with ``buffer`` as its ``b``."""
+    momentum = group['momentum']
+    decay = parameter * group['weight_decay']
+    buffer.mul_(momentum).add_(decay)
+    decay = decay.add_(buffer, alpha=momentum) if group['nesterov'] else buffer
+    parameter.add_(decay, alpha=-group['lr']).add_(parameter.grad, alpha=-group['lr'])
+
+
+def fits_kernel(parameter: Tensor) -> bool:
+    """Whether the fused step is there for a parameter and its gradient."""
+    return (
+        ops.is_native(parameter.device)
+        and parameter.dtype == torch.float32
+        and parameter.is_contiguous()
+        and parameter.grad.is_contiguous()
+    )

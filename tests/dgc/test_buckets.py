@@ -26,10 +26,15 @@ def two() -> Bucket:
     return Bucket(in_one_group(named), buffers=('momentum', 'velocity'))
 
 
+def collect_all(bucket):
+    for member in bucket.members:
+        bucket.collect(member)
+
+
 class TestStorage:
-    def test_gradients_are_views_into_the_flat_one(self):
+    def test_gradients_that_share_a_bucket_become_views_of_it(self):
         bucket = two()
-        bucket.zero()
+        collect_all(bucket)
         bucket.gradient.copy_(torch.arange(10.0))
         weight, bias = (member.parameter for member in bucket.members)
         assert weight.grad.tolist() == [[0, 1, 2], [3, 4, 5]]
@@ -37,12 +42,35 @@ class TestStorage:
         weight.grad[1, 2] = 50
         assert bucket.gradient[5] == 50
 
-    def test_autograd_accumulates_into_the_views(self):
+    def test_a_gradient_that_is_alone_becomes_the_bucket_s_without_a_copy(self):
+        parameter = Parameter(torch.zeros(2, 3))
+        bucket = Bucket(in_one_group([('w', parameter)]))
+        for _ in range(3):
+            (2 * parameter).sum().backward()
+            storage = parameter.grad.data_ptr()
+            collect_all(bucket)
+            assert parameter.grad.data_ptr() == bucket.gradient.data_ptr() == storage
+            assert bucket.total is bucket.gradient
+            assert bucket.gradient.tolist() == [2.0] * 6
+            bucket.assign_mean([Sparse(torch.ones(1), torch.tensor([4]), 6)], workers=1)
+            assert parameter.grad.tolist() == [[0, 0, 0], [0, 1, 0]]
+            bucket.zero()
+
+    @pytest.mark.parametrize('in_place', [True, False])
+    def test_several_backward_passes_add_up(self, in_place):
         bucket = two()
-        bucket.zero()
+        bucket.zero(set_to_none=not in_place)
         for _ in range(2):
             sum(member.parameter.sum() for member in bucket.members).backward()
+            collect_all(bucket)
         assert bucket.gradient.tolist() == [2.0] * 10
+
+    def test_a_gradient_that_did_not_come_is_zero(self):
+        for bucket in (two(), Bucket(in_one_group([('w', Parameter(torch.zeros(2)))]))):
+            bucket.gradient.fill_(7)
+            collect_all(bucket)
+            assert not bucket.gradient.any()
+            assert not any(member.parameter.grad.any() for member in bucket.members)
 
     @pytest.mark.parametrize('elsewhere', [torch.ones(2, 3), torch.ones(3, 2).t()])
     def test_a_gradient_from_elsewhere_is_brought_back(self, elsewhere):
@@ -68,12 +96,13 @@ class TestStorage:
         bucket.collect(bucket.members[0])
         assert bucket.gradient.tolist() == (2 * values).flatten().tolist()
 
-    def test_zero_forgets_a_gradient_that_lay_elsewhere(self):
+    def test_zero_forgets_gradients_or_zeroes_them_wherever_they_lie(self):
         bucket = two()
-        bucket.members[0].parameter.grad = torch.ones(2, 3)
-        bucket.gradient.fill_(7)
+        elsewhere = bucket.members[0].parameter.grad = torch.ones(2, 3)
+        bucket.zero(set_to_none=False)
+        assert not elsewhere.any()
         bucket.zero()
-        assert not any(member.parameter.grad.any() for member in bucket.members)
+        assert all(member.parameter.grad is None for member in bucket.members)
 
     @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16, torch.float16])
     def test_sums_and_buffers_are_float32_whatever_the_gradient_is(self, dtype):

@@ -147,7 +147,7 @@ def test_the_bits_behind_a_packed_section_are_ignored():
 @pytest.mark.parametrize('ones', ['0500', 'cd02', 'ffff'])
 def test_a_packed_section_with_more_or_fewer_indices_is_refused(ones):
     section = torch.frombuffer(bytearray.fromhex(ones), dtype=torch.uint8)
-    with pytest.raises(CodecError, match='the message has 3 elements'):
+    with pytest.raises(CodecError, match='are not 3, as the header says'):
         elias_fano.decode(section, 10, 3)
 
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from dgc import DGCSGD
+from dgc import DGCSGD, ops
+from dgc.optim import sgd
 
 
 def descend(optimizer_class, momenta, steps=5, **settings) -> torch.Tensor:
@@ -95,3 +96,33 @@ def test_state_goes_on_where_it_was_saved():
 def test_impossible_settings_are_refused(settings, complaint):
     with pytest.raises(ValueError, match=complaint):
         DGCSGD([Parameter(torch.ones(1))], **settings)
+
+
+@pytest.mark.skipif(not ops.is_native(torch.device('cpu')), reason='the kernels are not compiled')
+@pytest.mark.parametrize('nesterov', [False, True])
+@pytest.mark.parametrize('numel', [1, 17, 100_003])
+def test_the_fused_step_is_the_plain_one(numel, nesterov):
+    group = {'lr': 0.1, 'momentum': 0.9, 'weight_decay': 0.01, 'nesterov': nesterov}
+    results = []
+    for step in (sgd.native.step, sgd.step_plainly):
+        draw = torch.Generator().manual_seed(0)
+        parameter, buffer = (torch.randn(numel, 1, generator=draw) for _ in range(2))
+        for _ in range(3):
+            parameter.grad = torch.randn(numel, 1, generator=draw)
+            step(parameter, buffer, group)
+        results.append((parameter, buffer))
+    for fused, plain in zip(*results, strict=True):  # torch may round a product and a sum as one
+        torch.testing.assert_close(fused, plain, rtol=1e-6, atol=1e-7)
+
+
+def test_a_parameter_in_another_order_or_type_takes_the_plain_step():
+    strided = Parameter(torch.randn(4, 3).t())
+    strided.grad = torch.zeros(3, 4)
+    half = Parameter(torch.randn(3).bfloat16())
+    half.grad = torch.zeros(3).bfloat16()
+    assert not sgd.fits_kernel(strided)
+    assert not sgd.fits_kernel(half)
+    before = [strided.detach().clone(), half.detach().clone()]
+    DGCSGD([strided, half], lr=0.1, momentum=0.9, weight_decay=0.1).step()
+    torch.testing.assert_close(strided.detach(), before[0] * 0.99)
+    torch.testing.assert_close(half.detach(), before[1] * 0.99, rtol=1e-2, atol=1e-2)

@@ -128,6 +128,21 @@ Tensor sample(const Tensor& v, const Tensor& gradient, const std::optional<Tenso
   return out;
 }
 
+void step(const Tensor& parameter, const Tensor& gradient, const Tensor& buffer, double rate, double momentum,
+          double decay, bool nesterov) {
+  for (const Tensor& tensor : {parameter, gradient, buffer}) {
+    TORCH_CHECK(tensor.device().is_cpu() && tensor.is_contiguous() && tensor.scalar_type() == at::kFloat &&
+                    tensor.numel() == parameter.numel(),
+                "dgc: a step takes contiguous float32 tensors of one size, got ", tensor.scalar_type(), " ",
+                tensor.sizes());
+  }
+  const DecayedStep given{parameter.data_ptr<float>(),   gradient.const_data_ptr<float>(), buffer.data_ptr<float>(),
+                          static_cast<float>(rate),      static_cast<float>(momentum),     static_cast<float>(decay),
+                          nesterov};
+  at::parallel_for(0, parameter.numel(), kGrain,
+                   [&](int64_t begin, int64_t end) { kernels().step(given, begin, end); });
+}
+
 }  // namespace
 
 TORCH_LIBRARY(dgc, library) {
@@ -138,12 +153,16 @@ TORCH_LIBRARY(dgc, library) {
   library.def(
       "sample(Tensor kept, Tensor gradient, Tensor? momentum_buffer, int rule, float momentum, "
       "Tensor positions) -> Tensor");
+  library.def(
+      "step(Tensor(a!) parameter, Tensor gradient, Tensor(b!) buffer, float rate, float momentum, float decay, "
+      "bool nesterov) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(dgc, CPU, library) {
   library.impl("accumulate", accumulate);
   library.impl("collect", collect);
   library.impl("sample", sample);
+  library.impl("step", step);
 }
 
 }  // namespace dgc

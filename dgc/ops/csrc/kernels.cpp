@@ -175,11 +175,30 @@ void sample(const Memory& memory, const int64_t* positions, int64_t begin, int64
   }
 }
 
+void step(const DecayedStep& given, int64_t begin, int64_t end) {
+  float* __restrict w = given.w;
+  const float* __restrict g = given.g;
+  float* __restrict b = given.b;
+  const float rate = given.rate, m = given.momentum, decay = given.decay;
+  if (given.nesterov) {
+    for (int64_t i = begin; i < end; ++i) {
+      const float decayed = w[i] * decay;
+      b[i] = b[i] * m + decayed;
+      w[i] = w[i] - rate * (decayed + m * b[i]) - rate * g[i];
+    }
+  } else {
+    for (int64_t i = begin; i < end; ++i) {
+      b[i] = b[i] * m + w[i] * decay;
+      w[i] = w[i] - rate * b[i] - rate * g[i];
+    }
+  }
+}
+
 }  // namespace
 }  // namespace DGC_ISA
 
 const Kernels& DGC_NAME(DGC_ISA, _kernels)() {
-  static const Kernels kernels = {DGC_ISA::accumulate, DGC_ISA::collect, DGC_ISA::sample};
+  static const Kernels kernels = {DGC_ISA::accumulate, DGC_ISA::collect, DGC_ISA::sample, DGC_ISA::step};
   return kernels;
 }
 

@@ -33,6 +33,16 @@ struct Found {
   std::vector<float> values;
 };
 
+// What DGCSGD does to parameters w, with their mean gradient g and the momentum b of their decay:
+//   b ← m·b + λ·w,  w ← w − lr·b − lr·g        nesterov: w ← w − lr·(λ·w + m·b) − lr·g
+struct DecayedStep {
+  float* w;
+  const float* g;
+  float* b;
+  float rate, momentum, decay;
+  bool nesterov;
+};
+
 // One of these for each instruction set.
 struct Kernels {
   // Take in the gradient at [begin, end) and collect what is then at or above the threshold.
@@ -41,6 +51,8 @@ struct Kernels {
   void (*collect)(const float* values, int64_t begin, int64_t end, float threshold, int64_t limit, Found*);
   // |v| as it will be once the gradient is taken in, at positions[i] for i in [begin, end).
   void (*sample)(const Memory&, const int64_t* positions, int64_t begin, int64_t end, float* out);
+  // Update the parameters at [begin, end).
+  void (*step)(const DecayedStep&, int64_t begin, int64_t end);
 };
 
 const Kernels& baseline_kernels();
