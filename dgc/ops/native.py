@@ -40,11 +40,11 @@ def sample(kept: Tensor, update: Update, positions: Tensor) -> Tensor:
     return torch.ops.dgc.sample(kept, *_arguments(update), positions)
 
 
-def step(parameter: Tensor, buffer: Tensor, group: dict[str, Any]) -> None:
+def step(parameter: Tensor, gradient: Tensor, buffer: Tensor, group: dict[str, Any]) -> None:
     """``dgc.optim.sgd.step_plainly`` in one pass, for contiguous float32 tensors."""
     torch.ops.dgc.step(
         parameter,
-        parameter.grad,
+        gradient,
         buffer,
         group['lr'],
         group['momentum'],

@@ -58,14 +58,14 @@ class DGCSGD(Optimizer):
                 loss = closure()
         for group in self.param_groups:
             for parameter in group['params']:
-                if parameter.grad is None:
+                gradient = parameter.grad
+                if gradient is None:
                     continue
                 if not (group['weight_decay'] and group['momentum']):
-                    step_without_buffer(parameter, group)
-                elif fits_kernel(parameter):
-                    native.step(parameter, self._decay_momentum(parameter), group)
-                else:
-                    step_plainly(parameter, self._decay_momentum(parameter), group)
+                    step_without_buffer(parameter, gradient, group)
+                    continue
+                step = native.step if fits_kernel(parameter, gradient) else step_plainly
+                step(parameter, gradient, self._decay_momentum(parameter), group)
         return loss
 
     def _decay_momentum(self, parameter: Tensor) -> Tensor:
@@ -76,27 +76,29 @@ class DGCSGD(Optimizer):
         return state['decay_momentum']
 
 
-def step_without_buffer(parameter: Tensor, group: dict[str, Any]) -> None:
+def step_without_buffer(parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
     """``w ← w − lr·(g + λ·w)``."""
     if group['weight_decay']:
         parameter.mul_(1 - group['lr'] * group['weight_decay'])
-    parameter.add_(parameter.grad, alpha=-group['lr'])
+    parameter.add_(gradient, alpha=-group['lr'])
 
 
-def step_plainly(parameter: Tensor, buffer: Tensor, group: dict[str, Any]) -> None:
+def step_plainly(
+    parameter: Tensor, gradient: Tensor, buffer: Tensor, group: dict[str, Any]
+) -> None:
     """One parameter's update, with ``buffer`` as its ``b``."""
     momentum = group['momentum']
     decay = parameter * group['weight_decay']
     buffer.mul_(momentum).add_(decay)
     decay = decay.add_(buffer, alpha=momentum) if group['nesterov'] else buffer
-    parameter.add_(decay, alpha=-group['lr']).add_(parameter.grad, alpha=-group['lr'])
+    parameter.add_(decay, alpha=-group['lr']).add_(gradient, alpha=-group['lr'])
 
 
-def fits_kernel(parameter: Tensor) -> bool:
+def fits_kernel(parameter: Tensor, gradient: Tensor) -> bool:
     """Whether the fused step is there for a parameter and its gradient."""
     return (
         ops.is_native(parameter.device)
         and parameter.dtype == torch.float32
         and parameter.is_contiguous()
-        and parameter.grad.is_contiguous()
+        and gradient.is_contiguous()
     )
