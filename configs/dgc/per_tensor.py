@@ -1,0 +1,6 @@
+"""Each tensor is compressed and sent by itself, as in the paper and its release."""
+
+from dgc.planner import PerTensor
+from utils.config import Config, configs
+
+configs.train.compression.planner = Config(PerTensor)
