@@ -26,7 +26,7 @@ class Update(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Elements whose magnitude is at or above a threshold.
+    """Elements whose magnitude is at or above a threshold. A NaN counts as above any.
 
     total: how many there are.
     indices: int64, ascending: where the first of them are, ``limit`` at most.

@@ -24,8 +24,9 @@ def accumulate(kept: Tensor, update: Update, threshold: float, limit: int) -> Fo
 
 
 def collect(values: Tensor, threshold: float, limit: int) -> Found:
-    """Elements of ``values[n]`` whose magnitude is at least ``threshold``, and not 0."""
-    indices = (values.abs() >= max(threshold, SMALLEST)).nonzero().view(-1)
+    """Elements of ``values[n]`` whose magnitude is at least ``threshold``, and not 0; every NaN."""
+    below = values.abs() < max(threshold, SMALLEST)
+    indices = below.logical_not_().nonzero().view(-1)
     first = indices[:limit]
     return Found(indices.numel(), first, values[first])
 

@@ -122,6 +122,7 @@ class TestAccumulate:
     def test_infinities_are_found_and_nans_are_not_lost(self):
         kept, gradient = torch.zeros(1000), torch.zeros(1000)
         gradient[17], gradient[900] = torch.inf, torch.nan
+        assert reference.accumulate(kept.clone(), Update(gradient), 1.0, 10).total == 2
         found = native.accumulate(kept, Update(gradient), 1.0, 10)
         assert found.indices.tolist() == [17, 900]
         assert kept[17].isinf()
