@@ -1,0 +1,82 @@
+"""What is trained: a network, and batches of synthetic data that fit it.
+
+torch is imported only where something is made, so that a command line is checked at once.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+MODEL_SEED = 1  # the same on all ranks, so that nobody's weights need to be sent
+BATCHES = 8  # different ones, which a row takes in turn
+
+
+class Workload(NamedTuple):
+    """A network and the shape of its data.
+
+    model: where its constructor is, which takes the number of classes.
+    shape: of one sample: of an image, or (tokens,).
+    classes: to tell apart; of a language model, its vocabulary.
+    """
+
+    model: str
+    shape: tuple[int, ...]
+    classes: int
+
+    @property
+    def is_language(self) -> bool:
+        """Whether a sample is a text, whose every token is to be predicted."""
+        return len(self.shape) == 1
+
+
+WORKLOADS = {
+    'resnet20': Workload('models.cifar:resnet20', (3, 32, 32), 10),
+    'vgg16': Workload('models.cifar:vgg16', (3, 32, 32), 10),
+    'lstm': Workload('models.language:lstm_language_model', (35,), 10_000),
+    'transformer': Workload('models.language:transformer_language_model', (64,), 10_000),
+    'digits': Workload('models.digits:digits_cnn', (1, 8, 8), 10),
+}
+
+
+class Batch(NamedTuple):
+    """inputs: [B, C, H, W] or tokens [B, T]; targets: classes [B] or [B, T]."""
+
+    inputs: Tensor
+    targets: Tensor
+
+
+def make_model(workload: Workload) -> nn.Module:
+    """The network in training mode, with the same first weights every time and on every rank."""
+    import torch
+
+    torch.manual_seed(MODEL_SEED)
+    return pkgutil.resolve_name(workload.model)(workload.classes).train()
+
+
+def make_batches(workload: Workload, size: int, rank: int) -> list[Batch]:
+    """Batches of ``size`` samples, this rank's own, the same every time."""
+    import torch
+
+    generator = torch.Generator().manual_seed(rank)
+    batches = []
+    for _ in range(BATCHES):
+        if workload.is_language:
+            (length,) = workload.shape
+            text = torch.randint(workload.classes, (size, length + 1), generator=generator)
+            batches.append(Batch(text[:, :-1], text[:, 1:]))
+        else:
+            images = torch.randn(size, *workload.shape, generator=generator)
+            labels = torch.randint(workload.classes, (size,), generator=generator)
+            batches.append(Batch(images, labels))
+    return batches
+
+
+def loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy of logits [..., classes] and targets [...]: a scalar."""
+    from torch.nn.functional import cross_entropy
+
+    return cross_entropy(logits.flatten(0, -2), targets.flatten())

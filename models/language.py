@@ -1,0 +1,98 @@
+"""Networks that predict the next token of a text: an LSTM and a small transformer."""
+
+import torch
+from torch import Tensor, nn
+
+__all__ = [
+    'LSTMLanguageModel',
+    'TransformerLanguageModel',
+    'lstm_language_model',
+    'transformer_language_model',
+]
+
+SPREAD = 0.02  # standard deviation of the transformer's first weights, as in GPT-2
+
+
+class LSTMLanguageModel(nn.Module):
+    """Embedding, LSTM layers, one linear layer: tokens [B, T] -> logits [B, T, vocabulary].
+
+    With dropout between the layers, but not from one step to the next (Zaremba, Sutskever and
+    Vinyals, 2014). Every call begins with a state of zeros.
+    """
+
+    def __init__(
+        self, vocabulary: int, width: int = 650, layers: int = 2, dropout: float = 0.5
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.dropout = nn.Dropout(dropout)
+        between = dropout if layers > 1 else 0.0
+        self.lstm = nn.LSTM(width, width, layers, batch_first=True, dropout=between)
+        self.decoder = nn.Linear(width, vocabulary)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -0.05, 0.05)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.dropout(self.embedding(tokens))  # [B, T, width]
+        x, _ = self.lstm(x)
+        return self.decoder(self.dropout(x))
+
+
+class TransformerLanguageModel(nn.Module):
+    """A decoder with layer norms ahead of each part: tokens [B, T] -> logits [B, T, vocabulary].
+
+    The shape of GPT-2 (Radford et al., 2019), with learned positions and without shared weights.
+
+    context: the largest T.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        width: int = 256,
+        layers: int = 4,
+        heads: int = 4,
+        context: int = 128,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.positions = nn.Parameter(torch.zeros(context, width))
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                width,
+                heads,
+                4 * width,
+                dropout,
+                activation='gelu',
+                batch_first=True,
+                norm_first=True,
+            )
+            for _ in range(layers)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.decoder = nn.Linear(width, vocabulary, bias=False)
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=SPREAD)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        length = tokens.shape[1]
+        if length > len(self.positions):
+            raise ValueError(f'{length} tokens, the context is {len(self.positions)}')
+        x = self.dropout(self.embedding(tokens) + self.positions[:length])  # [B, T, width]
+        hidden = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device)
+        for block in self.blocks:
+            x = block(x, src_mask=hidden, is_causal=True)
+        return self.decoder(self.norm(x))
+
+
+def lstm_language_model(vocabulary: int = 10_000) -> LSTMLanguageModel:
+    """19.8 M parameters: the medium network of Zaremba, Sutskever and Vinyals (2014)."""
+    return LSTMLanguageModel(vocabulary)
+
+
+def transformer_language_model(vocabulary: int = 10_000) -> TransformerLanguageModel:
+    """8.3 M parameters."""
+    return TransformerLanguageModel(vocabulary)

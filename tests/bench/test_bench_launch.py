@@ -1,0 +1,104 @@
+"""What becomes of rows whose workers break down, and the gate at which workers wait."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+import dgc
+from bench import launch
+from bench.gate import gate, wait_at
+from bench.launch import ending, measure
+from bench.rows import by_name
+from bench.spec import Spec, write_json
+
+SPEC = Spec('digits', 4, [], rounds=2, steps=1, seconds=1.0, answer='')
+ROWS = by_name(['compute (torch)', 'ddp', 'dgc (torch)'])
+NAMES = [row.name for row in ROWS]
+
+
+def workers(breaking: dict[str, int], launched: list[list[str]]):
+    """A launcher whose workers break down at some rows, with these exit statuses."""
+
+    def start(folder: Path) -> int:
+        spec = Spec.read(folder / 'spec.json')
+        launched.append(spec.rows)
+        for name in spec.rows:
+            if name in breaking:
+                rows = {each: {'error': '', 'steps': 0, 'samples': []} for each in spec.rows}
+                write_json(Path(spec.answer), {'now': name, 'torch': 'x', 'rows': rows})
+                return breaking[name]
+        rows = {each: {'error': '', 'steps': 2, 'samples': ['some']} for each in spec.rows}
+        write_json(Path(spec.answer), {'now': '', 'parameters': 7, 'rows': rows})
+        return 0
+
+    return start
+
+
+def test_all_are_measured_by_one_set_of_workers():
+    launched = []
+    about, outcomes = measure(SPEC, ROWS, workers({}, launched))
+    assert launched == [NAMES]
+    assert about == {'parameters': 7}
+    assert all(outcomes[name]['samples'] for name in NAMES)
+
+
+def test_the_row_at_which_they_break_down_has_failed_and_the_others_begin_again():
+    launched = []
+    _, outcomes = measure(SPEC, ROWS, workers({'ddp': 134}, launched))
+    assert launched == [NAMES, ['compute (torch)', 'dgc (torch)']]
+    assert outcomes['ddp'] == {'error': 'a worker was ended by SIGABRT'}
+    assert outcomes['dgc (torch)']['samples'] == ['some']
+
+
+def test_where_none_begins_all_have_failed():
+    _, outcomes = measure(SPEC, ROWS, lambda folder: 1)
+    assert outcomes == {name: {'error': 'the workers ended with status 1'} for name in NAMES}
+
+
+def test_an_error_after_the_end_spoils_nothing():
+    def start(folder: Path) -> int:
+        return workers({}, [])(folder) or 1
+
+    assert all(outcome['samples'] for outcome in measure(SPEC, ROWS, start).outcomes.values())
+
+
+def test_without_horovod_nothing_is_started(monkeypatch):
+    monkeypatch.setattr(launch.importlib.util, 'find_spec', lambda name: None)
+    outcomes = measure(SPEC, by_name(['horovod']), lambda folder: pytest.fail()).outcomes
+    assert outcomes == {'horovod': {'error': 'Horovod is not installed: make horovod'}}
+
+
+def test_what_exit_statuses_mean():
+    assert ending(124) == 'the workers did not end in time'
+    assert ending(137) == 'a worker was ended by SIGKILL'
+    assert ending(200) == 'the workers ended with status 200'
+
+
+def test_a_spec_is_read_as_it_was_written(tmp_path):
+    SPEC.write(tmp_path / 'spec.json')
+    assert Spec.read(tmp_path / 'spec.json') == SPEC
+    assert json.loads((tmp_path / 'spec.json').read_text())['model'] == 'digits'
+
+
+def test_the_gate_opens_after_the_preparation_and_not_before_all_have_come(tmp_path):
+    prepared: list[float] = []
+    with gate(tmp_path, lambda: prepared.append(time.monotonic())):
+        time.sleep(0.1)
+        assert not prepared
+        came = time.monotonic()
+        dgc.simulate(2, lambda engine: wait_at(tmp_path, engine))
+    assert len(prepared) == 1 and prepared[0] > came
+
+
+def test_a_preparation_that_fails_opens_the_gate_and_is_heard_of(tmp_path):
+    with pytest.raises(ZeroDivisionError), gate(tmp_path, lambda: 1 / 0):
+        wait_at(tmp_path, dgc.engines.LocalEngine())
+
+
+def test_nobody_comes_to_the_gate(tmp_path):
+    with gate(tmp_path, pytest.fail):
+        pass

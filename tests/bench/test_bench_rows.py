@@ -1,0 +1,96 @@
+"""The table of rows: what there is, what --only chooses, which rows share processes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import dgc
+from bench.launch import launches
+from bench.measure import Contender, Track
+from bench.rows import COMPOSITIONS, LAUNCHERS, ROWS, by_name, composition, select
+from bench.workloads import WORKLOADS, Batch, loss, make_batches, make_model
+
+
+def names(rows) -> list[str]:
+    return [row.name for row in rows]
+
+
+def test_names_are_unique_and_say_the_engine_where_both_have_it():
+    assert len(set(names(ROWS))) == len(ROWS)
+    assert {'compute (torch)', 'compute (horovod)', 'ddp', 'horovod fp16'} < set(names(ROWS))
+    assert {f'{base} ({engine})' for base in COMPOSITIONS for engine in LAUNCHERS} < set(
+        names(ROWS)
+    )
+    assert by_name(['ddp', 'dgc (torch)'])[1].base == 'dgc'
+
+
+def test_only_takes_a_name_for_both_engines_or_for_one():
+    assert select() == ROWS
+    assert names(select(['dgc'])) == ['dgc (torch)', 'dgc (horovod)']
+    assert names(select(['dgc (horovod)', 'ddp'])) == ['ddp', 'dgc (horovod)']  # the table's order
+    assert names(select(['dgc', 'ddp'], ['torch'])) == ['ddp', 'dgc (torch)']
+
+
+@pytest.mark.parametrize(
+    ('name', 'engines', 'told'),
+    [
+        ('dcg', ('torch', 'horovod'), "no row 'dcg' under torch or horovod: did you mean 'dgc'"),
+        ('horovod fp16', ('torch',), 'no row .horovod fp16. under torch'),
+        ('xxxxxxxx', ('torch',), 'there are compute, '),
+    ],
+)
+def test_a_name_that_there_is_not_is_refused_with_the_nearest(name, engines, told):
+    with pytest.raises(ValueError, match=told):
+        select(['compute', name], engines)
+
+
+def test_rows_share_the_processes_of_their_engine_but_for_those_that_run_alone():
+    groups = [names(group) for group in launches(select())]
+    assert groups[-1] == ['powersgd']
+    assert [name for group in groups for name in group if name != 'powersgd'] == [
+        row.name for engine in LAUNCHERS for row in ROWS if row.engine == engine and not row.alone
+    ]
+    assert len(groups) == 3
+    assert [names(g) for g in launches(select(['dgc', 'horovod']))] == [
+        ['dgc (torch)'],
+        ['horovod', 'dgc (horovod)'],
+    ]
+
+
+@pytest.mark.parametrize('name', WORKLOADS)
+def test_workloads_fit_their_data(name):
+    workload = WORKLOADS[name]._replace(shape=(6,)) if name == 'lstm' else WORKLOADS[name]
+    batch = Batch(*make_batches(workload, 2, rank=0)[0])
+    model = make_model(workload)
+    expected = math.log(workload.classes)
+    assert 0.5 * expected < loss(model(batch.inputs), batch.targets).item() < 2 * expected
+
+
+def test_ranks_have_the_same_weights_and_data_of_their_own():
+    workload = WORKLOADS['digits']
+    ours, again = make_model(workload), make_model(workload)
+    assert all(map(torch.equal, ours.parameters(), again.parameters()))
+    first, same, other = (make_batches(workload, 4, rank)[0] for rank in (0, 0, 1))
+    assert torch.equal(first.inputs, same.inputs)
+    assert not torch.equal(first.inputs, other.inputs)
+
+
+@pytest.mark.parametrize('name', COMPOSITIONS)
+def test_compositions_train_and_count_their_bytes(name):
+    workload = WORKLOADS['digits']
+
+    def work(engine: dgc.Engine):
+        trained = composition(COMPOSITIONS[name])(make_model(workload), engine)
+        track = Track(engine, make_batches(workload, 4, engine.rank))
+        return track.run(trained, 2), [p.detach() for p in trained.network.parameters()]
+
+    (sample, first), (_, other) = dgc.simulate(2, work)
+    assert all(map(torch.equal, first, other))
+    assert sample.ms > 0 and sample.cpu > 0 and sample.wait >= 0
+    dense = 4 * sum(p.numel() for p in first)  # a ring of two sends each element twice, half of it
+    assert sample.codec == dense if name == 'dense' else 0 < sample.codec < dense / 20
+    assert math.isnan(sample.kernel)
+    assert Contender(ROWS[0]).samples == []

@@ -1,0 +1,55 @@
+"""What a run has sent: by the kernel's counters, and by its own where it was a training run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tools.cluster.network import Counters
+from utils.launch import parse_arguments
+from utils.naming import run_name
+
+
+def since(before: Sequence[Counters], after: Sequence[Counters]) -> list[Counters]:
+    """What each node's counters have gone up by."""
+    return [
+        Counters(late.sent - early.sent, late.received - early.received)
+        for early, late in zip(before, after, strict=True)
+    ]
+
+
+def counted_by_training(command: Sequence[str], workers: int) -> int | None:
+    """Bytes of gradients that rank 0 has sent, by the metrics.jsonl of a train.py that succeeded.
+
+    None where the command was anything else, or its file may hold more than this run.
+    """
+    if Path(command[0]).name != 'train.py':
+        return None
+    arguments, _ = parse_arguments(command[1:])
+    if arguments.evaluate or arguments.resume is not None:
+        return None
+    folder = Path(arguments.runs) / run_name(arguments.configs, arguments.suffix, workers)
+    try:
+        lines = (folder / 'metrics.jsonl').read_text().splitlines()
+        return round(sum(json.loads(line)['bytes/sent'] for line in lines))
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def traffic_table(names: Sequence[str], traffic: Sequence[Counters], gradients: int | None) -> str:
+    """Bytes by node; ``gradients`` is what rank 0 says that it sent of them, or None."""
+    rows = [['node', 'sent', 'received', 'gradients sent']]
+    for node, (name, counters) in enumerate(zip(names, traffic, strict=True)):
+        ours = megabytes(gradients) if gradients is not None and node == 0 else ''
+        rows.append([name, megabytes(counters.sent), megabytes(counters.received), ours])
+    if gradients is None:
+        rows = [row[:-1] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ['  '.join(map(str.rjust, row, widths)).rstrip() for row in rows]
+    return "bytes at each node's eth0, by the kernel\n" + '\n'.join(lines)
+
+
+def megabytes(count: int) -> str:
+    """Of 10⁶ bytes."""
+    return f'{count / 1e6:.3f} MB'
