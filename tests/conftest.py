@@ -1,7 +1,35 @@
-"""What holds for all tests."""
+"""What holds for all tests: no deadlines, and what cannot run here skips and says why."""
 
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from functools import cache
+
+import pytest
 from hypothesis import settings
+
+from tools.cluster import Cluster, ClusterError
 
 # How long an example takes says how busy the machine is, not whether the code is right.
 settings.register_profile('no deadline', deadline=None)
 settings.load_profile('no deadline')
+
+
+@cache
+def why_no_cluster() -> str:
+    try:
+        with Cluster(1, '100mbit'):
+            return ''
+    except ClusterError as error:
+        return str(error)
+
+
+def pytest_runtest_setup(item):
+    needs = {mark.name for mark in item.iter_markers()}
+    if 'namespaces' in needs and why_no_cluster():
+        pytest.skip(why_no_cluster())
+    if 'horovod' in needs and importlib.util.find_spec('horovod') is None:
+        pytest.skip('Horovod is not installed: make horovod')
+    if 'mpi' in needs and shutil.which('mpirun') is None:
+        pytest.skip('mpirun is not installed')

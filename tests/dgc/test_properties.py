@@ -22,7 +22,7 @@ from dgc.clipping import ClipByGlobalNorm, ClipByModelNorm, ClipByNorm, ClipByVa
 from dgc.codec import Codec
 from dgc.compressors import SampledTopK, TopK
 from dgc.memory import MomentumCorrection, Residual
-from dgc.planner import PerTensor
+from dgc.planner import BySize, PerTensor
 from dgc.reducer import Progress
 from dgc.rules import LayerRules
 from dgc.schedule import RatioSchedule
@@ -42,6 +42,8 @@ TABLE: dict[str, Callable[[], dgc.Composition]] = {
     'dgc packed int8': lambda: sparse(indices='packed', values='int8'),
     'dgc packed int4': lambda: sparse(indices='packed', values='int4'),
     'dgc inverse ratio': lambda: sparse(compress_ratio=50),
+    'dgc per tensor': lambda: sparse(planner=PerTensor()),
+    'dgc small buckets': lambda: sparse(planner=BySize(sparse_bytes=800)),
     'dgc exact': lambda: sparse(compressor=TopK()),
     'dgc exact fp16': lambda: sparse(compressor=TopK(), fp16_values=True),
     'dgc uniform sample': lambda: sparse(strided_sample=False),
