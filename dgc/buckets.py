@@ -98,7 +98,7 @@ class Bucket:
         """Bring what autograd, or the user, stored in ``.grad`` into ``gradient``: nothing is 0."""
         grad = member.parameter.grad
         if grad is not None and self._can_be(grad):
-            self.gradient = grad.view(-1)
+            self.gradient = grad.detach().view(-1)
             return
         view = part_of(self.gradient, member.offset, member.parameter)
         if grad is None:
