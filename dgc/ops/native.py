@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -9,17 +10,23 @@ from torch import Tensor
 
 from dgc.ops.contract import Found, Update
 
+log = logging.getLogger('dgc')
+
 PLAIN, MOMENTUM, NESTEROV = range(3)  # Rule in csrc/kernels.h
 
 
 def load() -> bool:
-    """Load the compiled library; False where it was not built for this torch."""
+    """Load the compiled library; False where there is none for this torch, or it is damaged."""
     from dgc.ops.build import library_path  # which is also run as a program, before any import
 
     path = library_path()
     if not path.exists():
         return False
-    torch.ops.load_library(str(path))
+    try:
+        torch.ops.load_library(str(path))
+    except OSError as error:
+        log.warning('dgc: delete %s, which cannot be loaded (%s), and build again', path, error)
+        return False
     return True
 
 
