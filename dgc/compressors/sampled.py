@@ -73,18 +73,20 @@ class SampledTopK(Compressor):
         stride = sample_stride(n, max(n * self.sample_ratio, 2 / ratio))
         if stride == 1:
             return exactly(corrected, k)
-        sample = corrected.magnitudes(self._positions(n, stride, draw).to(corrected.device))
+        sample = corrected.magnitudes(self._positions(corrected, stride, draw))
         threshold = float(torch.topk(sample, keep(sample.numel(), ratio)).values[-1])
         return self._adapt(corrected, threshold, k)
 
-    def _positions(self, numel: int, stride: int, draw: random.Random) -> Tensor:
+    def _positions(self, corrected: Corrected, stride: int, draw: random.Random) -> Tensor:
         """About ``n / stride`` positions of ``n``, int64: what the threshold is estimated from."""
-        if not self.strided_sample:
+        numel, device = corrected.numel, corrected.device
+        if not self.strided_sample:  # drawn on the CPU, whose numbers are the same everywhere
             generator = torch.Generator().manual_seed(draw.getrandbits(63))
-            return torch.randint(numel, (numel // stride,), generator=generator)
+            return torch.randint(numel, (numel // stride,), generator=generator).to(device)
         run = RUN if numel // stride >= MANY * RUN else 1
-        starts = torch.arange(draw.randrange(run * stride), numel - run + 1, run * stride)
-        return (starts[:, None] + torch.arange(run)).view(-1)
+        first, last = draw.randrange(run * stride), numel - run + 1
+        starts = torch.arange(first, last, run * stride, device=device)
+        return (starts[:, None] + torch.arange(run, device=device)).view(-1)
 
     def _adapt(self, corrected: Corrected, threshold: float, k: int) -> Sparse:
         """At most ``k`` elements at or above a threshold that is corrected until their number

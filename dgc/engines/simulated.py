@@ -35,6 +35,7 @@ def simulate(size: int, worker: Callable[[Engine], T]) -> list[T]:
     results: list[Any] = [None] * size
 
     def run(rank: int) -> None:
+        """One worker, on a thread of its own."""
         world.enter(rank)
         try:
             results[rank] = worker(SimulatedEngine(world, rank))

@@ -15,11 +15,22 @@ import dgc
 from dgc.buckets import Bucket
 from dgc.compressors import TopK
 from dgc.engines import LocalEngine
+from dgc.ops import Update
 from dgc.planner import PerTensor
 from dgc.schedule import RatioSchedule
 
 SHAPES = {'wide.weight': (64, 20), 'narrow.weight': (16, 10), 'bias': (10,), 'scale': ()}
 KEPT = ('residual', 'velocity')  # the buffers in which a memory keeps what it has not sent
+
+# What is kept, and an update that does not fit it or that no kernel is for.
+MISFITS = [
+    (torch.zeros(3), Update(torch.zeros(4))),
+    (torch.zeros(3), Update(torch.zeros(3), torch.zeros(2), 0.9)),
+    (torch.zeros(3).double(), Update(torch.zeros(3))),
+    (torch.zeros(3, 1), Update(torch.zeros(3))),
+    (torch.zeros(6)[::2], Update(torch.zeros(3))),
+    (torch.zeros(3), Update(torch.zeros(3, dtype=torch.float64))),
+]
 
 Named = list[tuple[str, Parameter]]
 

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 import torch
-from dgc_helpers import bucket_of
+from dgc_helpers import MISFITS, bucket_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -128,17 +128,7 @@ class TestAccumulate:
         assert kept[17].isinf()
         assert kept[900].isnan()
 
-    @pytest.mark.parametrize(
-        ('kept', 'update'),
-        [
-            (torch.zeros(3), Update(torch.zeros(4))),
-            (torch.zeros(3), Update(torch.zeros(3), torch.zeros(2), 0.9)),
-            (torch.zeros(3).double(), Update(torch.zeros(3))),
-            (torch.zeros(3, 1), Update(torch.zeros(3))),
-            (torch.zeros(6)[::2], Update(torch.zeros(3))),
-            (torch.zeros(3), Update(torch.zeros(3, dtype=torch.float64))),
-        ],
-    )
+    @pytest.mark.parametrize(('kept', 'update'), MISFITS)
     def test_what_does_not_fit_is_refused(self, kept, update):
         with pytest.raises(RuntimeError, match='dgc: '):
             native.accumulate(kept, update, 1.0, 1)
@@ -192,7 +182,7 @@ class TestSelection:
         """The sample sees small elements alone, and nearly all elements are large."""
         corrected = torch.rand(200_000, generator=torch.Generator().manual_seed(0)) + 1
         chooser = SampledTopK(sample_ratio=0.01)
-        chooser._positions = lambda numel, stride, draw: torch.arange(1000)
+        chooser._positions = lambda corrected, stride, draw: torch.arange(1000)
         corrected[:1000] = 0.5
         sent = chooser.compress(corrected, 0.001)
         assert torch.equal(sent.indices, TopK().compress(corrected, 0.001).indices)

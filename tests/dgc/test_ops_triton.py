@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from dgc_helpers import MISFITS
 
 from dgc.ops import Update, reference
 
@@ -229,17 +230,7 @@ class TestCases:
             assert found.total == 4
             assert torch.equal(found.indices, places[:limit])
 
-    @pytest.mark.parametrize(
-        ('kept', 'update'),
-        [
-            (torch.zeros(3), Update(torch.zeros(4))),
-            (torch.zeros(3), Update(torch.zeros(3), torch.zeros(2), 0.9)),
-            (torch.zeros(3).double(), Update(torch.zeros(3))),
-            (torch.zeros(3, 1), Update(torch.zeros(3))),
-            (torch.zeros(6)[::2], Update(torch.zeros(3))),
-            (torch.zeros(3), Update(torch.zeros(3, dtype=torch.float64))),
-        ],
-    )
+    @pytest.mark.parametrize(('kept', 'update'), MISFITS)
     def test_what_does_not_fit_is_refused(self, kept, update):
         with pytest.raises(ValueError, match=r'dgc: \w+ must be flat'):
             cuda.accumulate(kept, update, 1.0, 1)
