@@ -28,7 +28,13 @@ from torch.nn import Parameter
 from dgc import ops
 from dgc.buckets import Bucket
 from dgc.codec import HEADER, INDICES, VALUES, Codec
-from dgc.compressors import Compressor, SampledTopK, TopK
+from dgc.compressors import (
+    Compressor,
+    GaussianThreshold,
+    PeriodicThreshold,
+    SampledTopK,
+    TopK,
+)
 from dgc.memory import Memory, MomentumCorrection, Residual
 from dgc.schedule import RatioSchedule
 from dgc.sparse import Sparse
@@ -66,6 +72,8 @@ def rows() -> list[Row]:
         Row('dgc-uniform', MomentumCorrection(), SampledTopK(strided_sample=False)),
         Row('residual', Residual(), SampledTopK()),
         Row('residual-unfused', Residual(), SampledTopK(), fused=False),
+        Row('gaussian', MomentumCorrection(), GaussianThreshold()),
+        Row('periodic', MomentumCorrection(), PeriodicThreshold()),
         Row('topk-exact', MomentumCorrection(), TopK()),
     ]
 

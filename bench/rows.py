@@ -139,6 +139,11 @@ def composition(choose: Callable[[Any], Composition]) -> Make:
     return make
 
 
+def packed(dgc: Any, **parts: Any) -> Composition:
+    """Deep Gradient Compression in the fewest bytes, with other parts in place of its own."""
+    return dgc.deep_gradient_compression(RATIO, values='int8', indices='packed', **parts)
+
+
 # From the package dgc, so that a row may use what another version of it lacks.
 COMPOSITIONS: dict[str, Callable[[Any], Composition]] = {
     'dense': lambda dgc: dgc.dense(),
@@ -147,9 +152,16 @@ COMPOSITIONS: dict[str, Callable[[Any], Composition]] = {
         RATIO, fp16_values=True, int32_indices=True
     ),
     'dgc packed': lambda dgc: dgc.deep_gradient_compression(RATIO, indices='packed'),
-    'dgc packed int8': lambda dgc: dgc.deep_gradient_compression(
-        RATIO, values='int8', indices='packed'
+    'dgc packed int8': lambda dgc: packed(dgc),
+    'gtopk': lambda dgc: packed(dgc, exchange=dgc.exchanges.GTopK()),
+    'gtopk doubling': lambda dgc: packed(dgc, exchange=dgc.exchanges.GTopKDoubling()),
+    'spardl': lambda dgc: packed(
+        dgc, exchange=dgc.exchanges.SparDL(compressor=dgc.compressors.SampledTopK())
     ),
+    'oktopk': lambda dgc: packed(
+        dgc, compressor=dgc.compressors.PeriodicThreshold(), exchange=dgc.exchanges.OkTopK()
+    ),
+    'chunk': lambda dgc: packed(dgc, exchange=dgc.exchanges.ChunkAllReduce(1024)),
 }
 
 OTHERS = [

@@ -47,10 +47,11 @@ class Composition:
     def __post_init__(self) -> None:
         if self.nonfinite not in NONFINITE:
             raise ValueError(f'nonfinite must be one of {NONFINITE}, got {self.nonfinite!r}')
-        if isinstance(self.compressor, Dense) != isinstance(self.exchange, AllReduce):
+        takes_all = isinstance(self.exchange, AllReduce) or self.exchange.selects
+        if isinstance(self.compressor, Dense) != takes_all:
             raise ValueError(
                 f'{type(self.compressor).__name__} and {type(self.exchange).__name__} do not fit: '
-                'AllReduce sums dense messages, and only those'
+                'AllReduce, and an exchange that selects, take all from Dense(); others take a part'
             )
 
     @property
@@ -62,7 +63,7 @@ class Composition:
     @property
     def loses_gradient(self) -> bool:
         """Whether it sends a part and keeps none of the rest."""
-        return isinstance(self.memory, NoMemory) and not isinstance(self.compressor, Dense)
+        return isinstance(self.memory, NoMemory) and not isinstance(self.exchange, AllReduce)
 
 
 def dense(
@@ -105,9 +106,13 @@ def deep_gradient_compression(
     sample_ratio … resample: see SampledTopK; without effect where ``compressor`` is given.
     values, indices: codings on the wire, see Codec; without effect where ``codec`` is given.
     fp16_values, int32_indices: the same for values='fp16' and indices='int32'.
-    The other parts replace those of the paper one by one.
+    The other parts replace those of the paper one by one. An exchange that selects for itself
+    leaves nothing to the compressor, which is then Dense.
     """
     ratio = 1 / compress_ratio if compress_ratio > 1 else compress_ratio
+    exchange = exchange or AllGather()
+    if compressor is None and exchange.selects:
+        compressor = Dense()
     return Composition(
         memory=memory or MomentumCorrection(),
         compressor=compressor
@@ -120,7 +125,7 @@ def deep_gradient_compression(
             resample=resample,
         ),
         codec=codec or wire_codec(fp16_values, int32_indices, values, indices),
-        exchange=exchange or AllGather(),
+        exchange=exchange,
         schedule=RatioSchedule(ratio, warmup_epochs, warmup_coeff, warmup_stage_steps),
         rules=rules or LayerRules(),
         planner=planner or BySize(),

@@ -16,9 +16,11 @@ class Corrected:
 
     kept: float32 ``[n]``, what a memory keeps back; its own storage.
     update: how the gradient is still to be taken in; ``None`` where it has been.
+    name: of the bucket, for what a compressor remembers of it.
     """
 
-    def __init__(self, kept: Tensor, update: Update | None = None) -> None:
+    def __init__(self, kept: Tensor, update: Update | None = None, name: str = '') -> None:
+        self.name = name
         self._kept = kept
         self._update = update
         self._kernels = ops.kernels(kept.device)

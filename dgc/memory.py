@@ -19,6 +19,7 @@ from torch import Tensor
 from dgc.buckets import Bucket
 from dgc.compressors.base import Compressor
 from dgc.corrected import Corrected
+from dgc.exchanges.base import Exchanged
 from dgc.ops import Update, is_fused
 from dgc.sparse import Sparse
 
@@ -47,7 +48,7 @@ class Memory(ABC):
 
     def correct(self, bucket: Bucket) -> Corrected:
         """What ``compensate`` gives; where a fused kernel knows how, as late as it is needed."""
-        return Corrected(self.compensate(bucket))
+        return Corrected(self.compensate(bucket), name=bucket.name)
 
     def select(self, bucket: Bucket, compressor: Compressor) -> Sparse:
         """The message of this step, taken out of the memory."""
@@ -56,6 +57,18 @@ class Memory(ABC):
             sparse = sparse._replace(values=bucket.hold(sparse.values))
         self.forget(bucket, sparse)
         return sparse
+
+    def whole(self, bucket: Bucket) -> Sparse:
+        """All of the corrected gradient, still in the memory's own storage, for an exchange that
+        selects; ``settle`` follows."""
+        return Sparse(self.correct(bucket).whole(), None, bucket.numel)
+
+    def settle(self, bucket: Bucket, exchanged: Exchanged) -> None:
+        """Forget what an exchange that selects has sent, and keep again what was left out."""
+        if exchanged.sent is not None:
+            self.forget(bucket, exchanged.sent)
+        if exchanged.left_out is not None:
+            self.restore(bucket, exchanged.left_out)
 
 
 class NoMemory(Memory):
@@ -85,7 +98,7 @@ class Residual(Memory):
         """``compensate``, fused with the search for what is worth sending."""
         if not is_fused(bucket.gradient):
             return super().correct(bucket)
-        return Corrected(bucket.buffers['residual'], Update(bucket.gradient))
+        return Corrected(bucket.buffers['residual'], Update(bucket.gradient), bucket.name)
 
     def forget(self, bucket: Bucket, sent: Sparse) -> None:
         """Zero at the positions that were sent."""
@@ -132,7 +145,8 @@ class MomentumCorrection(Memory):
         if not is_fused(bucket.gradient):
             return super().correct(bucket)
         u, v = bucket.buffers['momentum'], bucket.buffers['velocity']
-        return Corrected(v, Update(bucket.gradient, u, bucket.momentum, bucket.nesterov))
+        update = Update(bucket.gradient, u, bucket.momentum, bucket.nesterov)
+        return Corrected(v, update, bucket.name)
 
     def forget(self, bucket: Bucket, sent: Sparse) -> None:
         """Zero the velocity at what was sent and, where sparse and masked, the momentum."""

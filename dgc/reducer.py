@@ -80,6 +80,7 @@ class Reducer:
         self.engine = engine
         self.progress = Progress()
         self._dense = (Dense(), AllReduce())
+        composition.exchange.check(engine)
         self._ready = [False] * len(buckets)
         self._pending: list[Future[Outcome]] = []
         self._failures: list[str] = []
@@ -127,7 +128,11 @@ class Reducer:
         memory: dict[str, dict[str, Tensor]] = {}
         for bucket in self.buckets:
             memory.update(bucket.state_dict())
-        return {'memory': memory, 'compressor': self.composition.compressor.state_dict()}
+        return {
+            'memory': memory,
+            'compressor': self.composition.compressor.state_dict(),
+            'exchange': self.composition.exchange.state_dict(),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take back what ``state_dict()`` gave, however the parameters were grouped then.
@@ -144,6 +149,7 @@ class Reducer:
         for bucket in self.buckets:
             bucket.load_state_dict(state_dict['memory'])
         self.composition.compressor.load_state_dict(state_dict['compressor'])
+        self.composition.exchange.load_state_dict(state_dict.get('exchange', {}))
 
     def _start_in_order(self) -> None:
         while len(self._pending) < len(self.buckets) and self._ready[len(self._pending)]:
@@ -179,37 +185,38 @@ class Reducer:
         codec, memory = self.composition.codec, self.composition.memory
         compressor, exchange = self._route(bucket)
         healthy = finite(bucket.gradient)
+        if not healthy:
+            self._failures.extend(not_finite(bucket))
+        elif self.composition.clipping is not None and self.composition.overlaps:
+            self.composition.clipping.clip([bucket], self.engine)
+        if bucket.schedule is not None:  # dense for now or not: the momentum has to be in one place
+            healthy = self.composition.exchange.prepare(bucket, self.engine, healthy)
         if healthy:
-            if self.composition.clipping is not None and self.composition.overlaps:
-                self.composition.clipping.clip([bucket], self.engine)
-            exchange.prepare(bucket, self.engine)
-            sparse = memory.select(bucket, compressor)
-            healthy = finite(sparse.values)
+            whole = exchange.selects
+            selected = memory.whole(bucket) if whole else memory.select(bucket, compressor)
+            healthy = finite(selected.values)
             if not healthy:  # finite gradients can add up to more than float32 holds
                 self._failures.append(bucket.name)
-        else:
-            self._failures.extend(not_finite(bucket))
         if not healthy:
-            sparse = poison(bucket, dense=isinstance(compressor, Dense))
-        parts, left_out = exchange.sum(bucket, sparse, codec, self.engine)
-        if healthy and left_out is not None:
-            memory.restore(bucket, left_out)
-        bucket.assign_mean(parts, self.engine.size)
+            selected = poison(bucket, dense=isinstance(compressor, Dense))
+        exchanged = exchange.sum(bucket, selected, codec, self.engine)
+        if healthy:
+            memory.settle(bucket, exchanged)
+        bucket.assign_mean(exchanged.parts, self.engine.size)
         poisoned = bool(bucket.gradient[0].isnan())
-        self._account(bucket, sparse.values.numel(), time.perf_counter() - start, before)
+        kept = (exchanged.sent or selected).values.numel()
+        self._account(bucket, kept, time.perf_counter() - start, before)
         return Outcome(poisoned, Fence(bucket.gradient.device))
 
     def _route(self, bucket: Bucket) -> tuple[Compressor, Exchange]:
         """The composition's compressor and exchange, or dense where that sends no more bytes."""
-        composition, workers = self.composition, max(self.engine.size, 2)
+        composition, exchange = self.composition, self.composition.exchange
         if bucket.schedule is None or bucket.ratio >= 1:
             return self._dense
         k = keep(bucket.numel, bucket.ratio)
-        sparse, dense = (
-            exchange.bytes_sent(bucket.numel, k, composition.codec, workers)
-            for exchange in (composition.exchange, self._dense[1])
-        )
-        return (composition.compressor, composition.exchange) if sparse < dense else self._dense
+        if not exchange.pays(bucket.numel, k, composition.codec, max(self.engine.size, 2)):
+            return self._dense
+        return composition.compressor, exchange
 
     def _account(self, bucket: Bucket, kept: int, seconds: float, before: Traffic) -> None:
         after, progress, workers = self.engine.traffic, self.progress, self.engine.size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -30,6 +31,11 @@ class Sparse(NamedTuple):
         if self.indices is None:
             return flat.add_(self.values, alpha=alpha)
         return flat.index_add_(0, self.indices, self.values, alpha=alpha)
+
+    def at(self, mask: Tensor) -> Sparse:
+        """Those elements of a sparse message for which bool ``mask[k]`` is true."""
+        assert self.indices is not None
+        return Sparse(self.values[mask], self.indices[mask], self.numel)
 
     def to_dense(self) -> Tensor:
         """A new float32 ``[n]`` with zeros where nothing was kept."""
@@ -65,3 +71,47 @@ def difference(ours: Sparse, delivered: Sparse) -> Sparse:
         torch.cat([ours.indices, delivered.indices]),
         ours.numel,
     )
+
+
+def merge(parts: Sequence[Sparse]) -> Sparse:
+    """The sum of sparse messages of the same ``numel``, added in their order."""
+    indices, place = torch.unique(torch.cat([indices_of(p) for p in parts]), return_inverse=True)
+    values = torch.zeros(len(indices), device=indices.device)
+    values.index_add_(0, place, torch.cat([part.values for part in parts]))
+    return Sparse(values, indices, parts[0].numel)
+
+
+def join(parts: Sequence[Sparse], numel: int) -> Sparse:
+    """One message of sparse messages that have no index in common."""
+    indices, order = torch.cat([indices_of(part) for part in parts]).sort()
+    return Sparse(torch.cat([part.values for part in parts])[order], indices, numel)
+
+
+def cut(sparse: Sparse, k: int) -> tuple[Sparse, Sparse]:
+    """The ``k`` largest elements of a sparse message, and the rest.
+
+    Of equal ones the first are kept, so that all workers cut the same message alike. A NaN is as
+    large as an infinity.
+    """
+    if len(sparse.values) <= k:
+        return sparse, sparse.at(torch.zeros_like(sparse.values, dtype=torch.bool))
+    magnitudes = sparse.values.abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
+    least = torch.topk(magnitudes, k, sorted=False).values.min()
+    larger, equal = magnitudes > least, magnitudes == least
+    kept = larger | (equal & (equal.cumsum(0) <= k - larger.sum()))
+    return sparse.at(kept), sparse.at(~kept)
+
+
+def contains(ascending: Tensor, wanted: Tensor) -> Tensor:
+    """Which of int64 ``wanted[m]`` are among int64 ``ascending[k]``: bool ``[m]``."""
+    if not len(ascending):
+        return torch.zeros_like(wanted, dtype=torch.bool)
+    place = torch.searchsorted(ascending, wanted).clamp_(max=len(ascending) - 1)
+    return ascending[place] == wanted
+
+
+def indices_of(sparse: Sparse) -> Tensor:
+    """Its indices. Raises ValueError for a dense message."""
+    if sparse.indices is None:
+        raise ValueError('a dense message has no indices; all-reduce it instead')
+    return sparse.indices

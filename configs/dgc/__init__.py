@@ -4,6 +4,7 @@ from dgc import DGCSGD, deep_gradient_compression
 from dgc.memory import MomentumCorrection
 from utils.config import Config, configs
 
-configs.train.compression = Config(deep_gradient_compression, compress_ratio=0.001)
+configs.train.compression = configs.train.compression.using(deep_gradient_compression)
+configs.train.compression.compress_ratio = 0.001
 configs.train.compression.memory = Config(MomentumCorrection)
 configs.train.optimizer = configs.train.optimizer.using(DGCSGD)

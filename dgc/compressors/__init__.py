@@ -2,7 +2,17 @@
 
 from dgc.compressors.base import Compressor, keep
 from dgc.compressors.dense import Dense
+from dgc.compressors.gaussian import GaussianThreshold
+from dgc.compressors.periodic import PeriodicThreshold
 from dgc.compressors.sampled import SampledTopK
 from dgc.compressors.topk import TopK
 
-__all__ = ['Compressor', 'Dense', 'SampledTopK', 'TopK', 'keep']
+__all__ = [
+    'Compressor',
+    'Dense',
+    'GaussianThreshold',
+    'PeriodicThreshold',
+    'SampledTopK',
+    'TopK',
+    'keep',
+]

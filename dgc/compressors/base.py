@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import Any
 
 from torch import Tensor
 
@@ -27,11 +28,11 @@ class Compressor(ABC):
         in one pass over memory."""
         return self.compress(corrected.whole(), ratio)
 
-    def state_dict(self) -> dict[str, int]:
-        """What a resumed run needs to go on with the same choices."""
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to go on with the same choices: plain numbers and containers."""
         return {}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what ``state_dict`` gave."""
 
 

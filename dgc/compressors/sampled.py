@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 
 from dgc.compressors.base import Compressor, keep
-from dgc.compressors.topk import kth_largest, largest
+from dgc.compressors.threshold import Correction, adapt, exactly
 from dgc.corrected import Corrected
-from dgc.sparse import Sparse, gather
+from dgc.sparse import Sparse
 
 # Elements of a cache line come at the price of one, so a large sample is taken in short runs. They
 # are no more independent than neighbours are; with MANY runs that costs the threshold little.
 RUN = 4
 MANY = 1024
-OVERFULL = 4  # times k: more candidates than that are not worth writing down
 
 
 class SampledTopK(Compressor):
@@ -72,10 +71,10 @@ class SampledTopK(Compressor):
         self.calls += 1
         stride = sample_stride(n, max(n * self.sample_ratio, 2 / ratio))
         if stride == 1:
-            return exactly(corrected, k)
+            return exactly(corrected, k).sparse
         sample = corrected.magnitudes(self._positions(corrected, stride, draw))
         threshold = float(torch.topk(sample, keep(sample.numel(), ratio)).values[-1])
-        return self._adapt(corrected, threshold, k)
+        return adapt(corrected, threshold, k, self._correction()).sparse
 
     def _positions(self, corrected: Corrected, stride: int, draw: random.Random) -> Tensor:
         """About ``n / stride`` positions of ``n``, int64: what the threshold is estimated from."""
@@ -88,30 +87,15 @@ class SampledTopK(Compressor):
         starts = torch.arange(first, last, run * stride, device=device)
         return (starts[:, None] + torch.arange(run, device=device)).view(-1)
 
-    def _adapt(self, corrected: Corrected, threshold: float, k: int) -> Sparse:
-        """At most ``k`` elements at or above a threshold that is corrected until their number
-        lies between the bounds."""
-        limit = OVERFULL * k
-        found = corrected.search(threshold, limit)
-        for _ in range(self.max_adaptation_iters):
-            if found.total < self.lower_bound * k and threshold > 0:
-                threshold *= self.lower_bound
-            elif found.total > self.upper_bound * k and not self.resample:
-                threshold *= self.upper_bound
-            elif found.total > limit:
-                raised = kth_largest(found.values.abs(), k)
-                if raised <= threshold:
-                    break
-                threshold = raised
-            else:
-                break
-            found = corrected.search(threshold, limit)
-        if found.total > limit or (threshold > 0 and not found.total):
-            return exactly(corrected, k)  # ties that no threshold could part
-        if found.total > k:
-            chosen = largest(found.values.abs(), k)
-            return Sparse(found.values[chosen], found.indices[chosen], corrected.numel)
-        return Sparse(found.values, found.indices, corrected.numel)
+    def _correction(self) -> Correction:
+        """The settings, in the terms of all thresholds."""
+        return Correction(
+            self.lower_bound,
+            self.upper_bound,
+            down=self.lower_bound,
+            up=None if self.resample else self.upper_bound,
+            iterations=self.max_adaptation_iters,
+        )
 
     def state_dict(self) -> dict[str, int]:
         """How many samples were drawn so far."""
@@ -120,12 +104,6 @@ class SampledTopK(Compressor):
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on drawing where the saved compressor was."""
         self.calls = int(state.get('calls', 0))
-
-
-def exactly(corrected: Corrected, k: int) -> Sparse:
-    """The ``k`` largest, at the cost of looking at all."""
-    values = corrected.whole()
-    return gather(values, largest(values.abs(), k))
 
 
 def sample_stride(numel: int, samples: float) -> int:

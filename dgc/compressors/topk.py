@@ -26,4 +26,11 @@ def largest(importance: Tensor, k: int) -> Tensor:
 
 def kth_largest(importance: Tensor, k: int) -> float:
     """The least of the ``k`` largest of ``importance[n]``."""
-    return float(torch.topk(importance, k, sorted=False).values.min())
+    return least(torch.topk(importance, k, sorted=False).values)
+
+
+def least(importance: Tensor) -> float:
+    """The least of ``importance[k]``, where a NaN is as large as an infinity; 0 of nothing."""
+    if not len(importance):
+        return 0.0
+    return float(importance.nan_to_num(nan=torch.inf, posinf=torch.inf).min())

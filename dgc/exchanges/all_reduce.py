@@ -5,10 +5,8 @@ from __future__ import annotations
 from dgc.buckets import Bucket
 from dgc.codec import Codec
 from dgc.engines.base import Engine
-from dgc.exchanges.base import Exchange, Exchanged
+from dgc.exchanges.base import Exchange, Exchanged, ring_bytes
 from dgc.sparse import Sparse
-
-FLOAT32_BYTES = 4
 
 
 class AllReduce(Exchange):
@@ -22,5 +20,5 @@ class AllReduce(Exchange):
         return Exchanged([sparse._replace(values=total)], None)
 
     def bytes_sent(self, numel: int, k: int, codec: Codec, workers: int) -> float:
-        """``2·4n·(P-1)/P``: a ring's reduce-scatter and all-gather."""
-        return 2 * FLOAT32_BYTES * numel * (workers - 1) / workers
+        """A ring's reduce-scatter and all-gather."""
+        return ring_bytes(numel, workers)

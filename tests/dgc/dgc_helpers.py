@@ -145,23 +145,38 @@ class Selection(NamedTuple):
 
 
 def watch(composition: dgc.Composition) -> dict[str, list[Selection]]:
-    """Note every selection of ``composition``'s memory, by the name of the bucket."""
-    memory, notes = composition.memory, {}
-    select = memory.select
+    """Note every selection of ``composition``'s memory, or its exchange, by the name of the bucket."""
+    memory, notes, whole_of = composition.memory, {}, {}
+    select, whole, forget = memory.select, memory.whole, memory.forget
 
-    def watched(bucket, compressor):
+    def before(bucket):
         gradient = bucket.gradient.float().clone()
-        corrected = memory.compensate(twin(bucket)).float().clone()
-        sparse = select(bucket, compressor)
+        return gradient, memory.compensate(twin(bucket)).float().clone()
+
+    def note(bucket, gradient, corrected, sparse):
         indices = None if sparse.is_dense else sparse.indices.clone()
         notes.setdefault(bucket.name, []).append(
             Selection(
                 gradient, corrected, sparse.to_dense(), kept_by(bucket), sparse.is_dense, indices
             )
         )
+
+    def watched_select(bucket, compressor):
+        was = before(bucket)
+        sparse = select(bucket, compressor)
+        note(bucket, *was, sparse)
         return sparse
 
-    memory.select = watched
+    def watched_whole(bucket):
+        whole_of[bucket.name] = before(bucket)
+        return whole(bucket)
+
+    def watched_forget(bucket, sent):
+        forget(bucket, sent)
+        if bucket.name in whole_of:  # else select is at work, and takes the note
+            note(bucket, *whole_of.pop(bucket.name), sent)
+
+    memory.select, memory.whole, memory.forget = watched_select, watched_whole, watched_forget
     return notes
 
 

@@ -8,8 +8,17 @@ from dgc_helpers import keep_count
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dgc.compressors import Dense, SampledTopK, TopK, keep
+from dgc.compressors import (
+    Dense,
+    GaussianThreshold,
+    PeriodicThreshold,
+    SampledTopK,
+    TopK,
+    keep,
+)
+from dgc.compressors.gaussian import fit
 from dgc.compressors.sampled import sample_stride
+from dgc.corrected import Corrected
 
 SPARSE = {
     'top-k': TopK,
@@ -18,6 +27,8 @@ SPARSE = {
     'no resample': lambda: SampledTopK(resample=False),
     'one adaptation': lambda: SampledTopK(max_adaptation_iters=1),
     'large sample': lambda: SampledTopK(sample_ratio=0.25),
+    'gaussian': GaussianThreshold,
+    'periodic': PeriodicThreshold,
 }
 every = pytest.mark.parametrize('make', SPARSE.values(), ids=SPARSE)
 RATIOS = st.sampled_from([0.001, 0.01, 0.1, 0.25, 0.9, 1.0])
@@ -81,6 +92,19 @@ def test_a_constant_keeps_at_most_k_of_thousand(make, fill):
 def test_tiny_tensors_keep_what_the_ratio_says(make, numel, ratio):
     """pytorch#140396: k = 0, or more than there is."""
     assert len(make().compress(random(numel), ratio).indices) == keep_count(numel, ratio)
+
+
+@every
+@pytest.mark.parametrize('numel', [9, 5000])
+def test_a_nan_counts_as_the_largest(make, numel):
+    corrected = random(numel)
+    corrected[numel // 2] = torch.nan
+    compressor = make()
+    for _ in range(3):  # and it is forgotten
+        sparse = compressor.compress(corrected, 0.1)
+        assert numel // 2 in sparse.indices
+        assert len(sparse.indices) <= keep_count(numel, 0.1)
+    assert 1 <= len(compressor.compress(random(numel), 0.1).indices) <= keep_count(numel, 0.1)
 
 
 @every
@@ -166,3 +190,186 @@ class TestSampledTopK:
         assert stride % 2 == 1
         assert stride < 33 or stride % 32 == 1
         assert stride == 1 or math.gcd(stride, 1 << 20) == 1
+
+
+class Watched(Corrected):
+    """Notes the thresholds searched for, and how often all of it was looked at."""
+
+    def __init__(self, values: torch.Tensor, name: str = '') -> None:
+        super().__init__(values, name=name)
+        self.thresholds: list[float] = []
+        self.wholes = 0
+
+    def search(self, threshold, limit):
+        self.thresholds.append(threshold)
+        return super().search(threshold, limit)
+
+    def whole(self):
+        self.wholes += 1
+        return super().whole()
+
+
+def normal(numel: int, seed: int = 0) -> torch.Tensor:
+    """Standard normal."""
+    return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
+
+
+class TestGaussianThreshold:
+    @pytest.mark.parametrize('ratio', [0.1, 0.01, 0.002])
+    @pytest.mark.parametrize('scale', [1.0, 1e-12])
+    def test_the_fit_is_right_for_a_normal_distribution(self, ratio, scale):
+        values = normal(2_000_000) * scale
+        count = int((values.abs() >= fit(values, ratio)).sum())
+        assert count == pytest.approx(2_000_000 * ratio, rel=0.05)
+
+    @pytest.mark.parametrize('mean', [0.2, -1.0, 5.0, -300.0])
+    def test_with_a_mean_it_finds_between_half_of_them_and_all(self, mean):
+        values = normal(1_000_000) + mean
+        count = int((values.abs() >= fit(values, 0.01)).sum())
+        assert 0.95 * 5000 <= count <= 1.05 * 10_000
+
+    def test_a_tiny_share_lies_far_out_and_not_at_infinity(self):
+        values = normal(100_000)
+        assert fit(values, 1e-9) == pytest.approx(6.109, rel=0.01)
+        assert fit(values, 1e-18) == pytest.approx(8.832, rel=0.01)
+
+    @pytest.mark.parametrize('power', [1, 3, 7])
+    @pytest.mark.parametrize('ratio', [0.05, 0.001])
+    def test_it_keeps_two_thirds_to_all_and_remembers_the_factor(self, power, ratio):
+        compressor, k = GaussianThreshold(), keep(200_000, ratio)
+        searches = []
+        for step in range(4):
+            corrected = Watched(normal(200_000, step).pow(power))
+            count = len(compressor.select(corrected, ratio).indices)
+            assert 2 / 3 * k <= count <= k
+            searches.append(len(corrected.thresholds))
+        assert searches[1:] == [1, 1, 1]
+        assert searches[0] > 1 or power == 1 or ratio == 0.05
+
+    def test_light_tails_lower_the_threshold(self):
+        values = torch.rand(100_000, generator=torch.Generator().manual_seed(0))
+        compressor = GaussianThreshold()
+        first, second = Watched(values), Watched(values)
+        assert 67 <= len(compressor.select(first, 0.001).indices) <= 100
+        assert first.thresholds[1] == first.thresholds[0] * 0.9
+        assert 67 <= len(compressor.select(second, 0.001).indices) <= 100
+        assert len(second.thresholds) == 1
+
+    def test_where_few_are_not_zero_it_looks_once_and_comes_back(self):
+        few = torch.zeros(100_000)
+        few[::5000] = random(20)
+        compressor, searches = GaussianThreshold(), []
+        for values in (few, few, few, normal(100_000), normal(100_000)):
+            corrected = Watched(values)
+            sparse = compressor.select(corrected, 0.001)
+            assert torch.equal(
+                sparse.values[sparse.values != 0], values[sparse.indices][sparse.values != 0]
+            )
+            assert int((sparse.values != 0).sum()) == (20 if values is few else len(sparse.values))
+            assert 67 <= len(sparse.values) <= 100 or values is few
+            searches.append(len(corrected.thresholds))
+        assert searches[1:3] == [1, 1]
+        assert searches[4] == 1
+
+    def test_factors_are_kept_by_name_and_resumed_to_the_bit(self):
+        def choices(compressor, steps):
+            return [
+                compressor.select(
+                    Corrected(random(20_000, 10 * step + power).pow(power), name=name), 0.01
+                )
+                for step in steps
+                for power, name in ((1, 'one'), (3, 'other'))
+            ]
+
+        straight, interrupted, resumed = (GaussianThreshold() for _ in range(3))
+        wanted = choices(straight, range(6))
+        first = choices(interrupted, range(3))
+        resumed.load_state_dict(interrupted.state_dict())
+        for ours, theirs in zip(first + choices(resumed, range(3, 6)), wanted, strict=True):
+            assert torch.equal(ours.indices, theirs.indices)
+            assert torch.equal(ours.values, theirs.values)
+        assert resumed.state_dict() == straight.state_dict()
+        factors = straight.state_dict()['factors']
+        assert factors.keys() == {'one', 'other'}
+        assert factors['other'] < 1 < factors['one']
+
+    @pytest.mark.parametrize('scale', [torch.inf, 1e30])
+    def test_what_cannot_be_squared_is_chosen_exactly_and_teaches_nothing(self, scale):
+        compressor = GaussianThreshold()
+        sparse = compressor.compress(random(5000) * scale, 0.01)
+        assert len(sparse.indices) == 50
+        assert compressor.state_dict() == {'factors': {}}
+
+
+class TestPeriodicThreshold:
+    def test_it_is_exact_once_in_a_period_and_looks_once_between(self):
+        compressor = PeriodicThreshold(period=4)
+        wholes = []
+        for call in range(12):
+            corrected = Watched(random(10_000, call))
+            sparse = compressor.select(corrected, 0.01)
+            wholes.append(corrected.wholes)
+            assert len(corrected.thresholds) == 1 - corrected.wholes
+            count = len(sparse.indices)
+            assert 50 <= count <= 100
+            assert count == 100 or not corrected.wholes
+            exact = TopK().compress(random(10_000, call), count / 10_000)
+            assert torch.equal(sparse.indices, exact.indices)
+        assert wholes == [1, 0, 0, 0] * 3
+
+    @pytest.mark.parametrize(
+        ('more', 'moved'), [(0, 1.0), (25, 1.0), (26, 1.012), (-33, 1.0), (-34, 0.992)]
+    )
+    def test_a_threshold_moves_a_little_where_the_count_is_off(self, more, moved):
+        """Magnitudes of 1000 to 1999, and then so many more that reach the threshold of 1900."""
+        values = 1000.0 + torch.arange(1000)
+        compressor = PeriodicThreshold()
+        first, second, third = (Watched(values + added) for added in (0, more, more))
+        compressor.select(first, 0.1)
+        assert len(compressor.select(second, 0.1).indices) == min(100 + more, 100)
+        compressor.select(third, 0.1)
+        assert second.thresholds == [1900]
+        assert third.thresholds == [1900 * moved]
+
+    @pytest.mark.parametrize('scale', [0.01, 100.0])
+    def test_a_threshold_that_finds_nothing_or_far_too_much_is_found_anew(self, scale):
+        compressor = PeriodicThreshold(period=3)
+        compressor.compress(random(10_000), 0.01)
+        wholes = []
+        for _ in range(4):
+            corrected = Watched(random(10_000) * scale)
+            sparse = compressor.select(corrected, 0.01)
+            assert torch.equal(sparse.indices, TopK().compress(random(10_000), 0.01).indices)
+            wholes.append(corrected.wholes)
+        assert wholes == [1, 0, 0, 1]
+
+    def test_another_ratio_and_another_name_have_thresholds_of_their_own(self):
+        compressor = PeriodicThreshold()
+        wholes = []
+        for name, ratio in [('a', 0.01), ('b', 0.01), ('a', 0.01), ('a', 0.1), ('b', 0.01)]:
+            corrected = Watched(random(1000), name)
+            assert len(compressor.select(corrected, ratio).indices) == keep(1000, ratio)
+            wholes.append(corrected.wholes)
+        assert wholes == [1, 1, 0, 1, 0]
+
+    def test_zeros_send_nothing_that_is_not_zero_and_are_left_behind(self):
+        compressor = PeriodicThreshold()
+        for _ in range(2):
+            assert not compressor.compress(torch.zeros(1000), 0.01).values.any()
+        assert len(compressor.compress(random(1000), 0.01).indices) == 10
+
+    def test_it_is_resumed_in_the_middle_of_a_period(self):
+        def choices(compressor, steps):
+            return [compressor.compress(random(10_000, step), 0.01) for step in steps]
+
+        straight, interrupted, resumed = (PeriodicThreshold(period=5) for _ in range(3))
+        wanted = choices(straight, range(12))
+        first = choices(interrupted, range(3))
+        resumed.load_state_dict(interrupted.state_dict())
+        for ours, theirs in zip(first + choices(resumed, range(3, 12)), wanted, strict=True):
+            assert torch.equal(ours.indices, theirs.indices)
+        assert resumed.state_dict() == straight.state_dict()
+
+    def test_a_period_below_one_is_refused(self):
+        with pytest.raises(ValueError, match='period must be at least 1, got 0'):
+            PeriodicThreshold(period=0)

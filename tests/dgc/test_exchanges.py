@@ -44,7 +44,7 @@ def exchange(exchange, messages, codec=None, ratio=0.25):
         message = messages[engine.rank]
         if message.is_dense:
             message = message._replace(values=bucket.hold(message.values))
-        parts, left_out = exchange.sum(bucket, message, codec or Codec(), engine)
+        parts, left_out, _ = exchange.sum(bucket, message, codec or Codec(), engine)
         return total_of(parts), left_out, engine.traffic.sent
 
     return dgc.simulate(len(messages), worker)

@@ -1,0 +1,6 @@
+"""By recursive doubling: fewer rounds, in which every worker sends."""
+
+from dgc.exchanges import GTopKDoubling
+from utils.config import Config, configs
+
+configs.train.compression.exchange = Config(GTopKDoubling)

@@ -1,0 +1,6 @@
+"""Machines gather each other's messages: the default."""
+
+from dgc.exchanges import AllGather
+from utils.config import Config, configs
+
+configs.train.compression.exchange.exchange = Config(AllGather)

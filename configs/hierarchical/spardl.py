@@ -1,0 +1,6 @@
+"""Machines sum as SparDL does."""
+
+from dgc.exchanges import SparDL
+from utils.config import Config, configs
+
+configs.train.compression.exchange.exchange = Config(SparDL)

@@ -1,0 +1,5 @@
+"""Two workers are a machine, whatever the launcher says: for the simulated engine."""
+
+from utils.config import configs
+
+configs.train.compression.exchange.local_size = 2

@@ -1,0 +1,93 @@
+"""Ok-Topk's balance: elements in ascending regions, spread evenly before they are gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from dgc.buckets import Bucket
+from dgc.codec import Codec
+from dgc.engines.base import Engine
+from dgc.exchanges.ledger import Ledger
+from dgc.exchanges.wire import Wire
+from dgc.sparse import Sparse, indices_of, join
+
+Span = tuple[int, int]  # first and last, exclusive, among all workers' elements
+
+
+class Balance:
+    """How ``counts`` elements, by rank, are evened out; all workers know the same.
+
+    All elements in order of rank make one list. A worker has a span of it, and is to have an equal
+    one; where two spans meet, elements travel. Since a gather is padded to the longest part, that
+    pays unless the parts are nearly equal, or so few that moving them costs more.
+
+    largest: elements that a worker has in the end, at most; at least 1.
+    """
+
+    def __init__(self, counts: Sequence[int]) -> None:
+        self._size = size = len(counts)
+        have, total = spans(counts), sum(counts)
+        want = [(rank * total // size, (rank + 1) * total // size) for rank in range(size)]
+        even, uneven = -(-total // size), max(counts)
+        self._begin = [begin for begin, _ in have]
+        self._moves = overlaps(have, want)
+        self._paddings: dict[int, int] = {}
+        for (source, target), (begin, end) in self._moves.items():
+            shift = (target - source) % size
+            self._paddings[shift] = max(self._paddings.get(shift, 0), end - begin)
+        self._paddings.pop(0, None)
+        pays = sum(self._paddings.values()) + (size - 1) * even < (size - 1) * uneven
+        if not pays:
+            self._moves, self._paddings = overlaps(have, have), {}
+        self.largest = max(even if pays else uneven, 1)
+
+    def even_out(
+        self, sparse: Sparse, bucket: Bucket, codec: Codec, ledger: Ledger, engine: Engine
+    ) -> Sparse:
+        """This worker's span of the list, from those that have it."""
+        rank, size = engine.rank, self._size
+        parts = [self._part(sparse, rank, rank)]
+        for shift in range(1, size):
+            ahead, behind = (rank + shift) % size, (rank - shift) % size
+            wire = Wire(bucket, self._paddings.get(shift, 0), codec)
+            message = wire.blank()
+            if (rank, ahead) in self._moves:
+                message, rounding = wire.write(self._part(sparse, rank, ahead))
+                ledger.cut(rounding)
+            received = engine.send_recv(
+                message,
+                ahead if (rank, ahead) in self._moves else None,
+                behind if (behind, rank) in self._moves else None,
+            )
+            if received is not None:
+                parts.append(wire.read(received, behind))
+        return join(parts, bucket.numel)
+
+    def _part(self, sparse: Sparse, source: int, target: int) -> Sparse:
+        """What of ``source``'s elements goes to ``target``."""
+        begin, end = self._moves.get((source, target), (0, 0))
+        first = self._begin[source] if end > begin else 0
+        span = slice(begin - first, end - first)
+        return Sparse(sparse.values[span], indices_of(sparse)[span], sparse.numel)
+
+
+def spans(counts: Sequence[int]) -> list[Span]:
+    """One after another, so many elements each."""
+    return [(end - count, end) for end, count in zip(accumulate(counts), counts, strict=True)]
+
+
+def overlaps(have: Sequence[Span], want: Sequence[Span]) -> dict[tuple[int, int], Span]:
+    """Where the span of one list meets that of another, by their numbers; both ascend."""
+    found: dict[tuple[int, int], Span] = {}
+    source = target = 0
+    while source < len(have) and target < len(want):
+        begin = max(have[source][0], want[target][0])
+        end = min(have[source][1], want[target][1])
+        if begin < end:
+            found[source, target] = begin, end
+        if have[source][1] < want[target][1]:
+            source += 1
+        else:
+            target += 1
+    return found

@@ -1,0 +1,33 @@
+"""The k-th largest number of all workers' together, without gathering them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dgc.engines.base import Engine
+
+DIGIT = 8  # bits that one round decides
+BINS = 1 << DIGIT
+
+
+def kth_largest(values: Tensor, k: int, engine: Engine) -> float:
+    """The ``k``-th largest magnitude among every worker's float32 ``values[m]``; 0 where there are
+    fewer. A NaN is larger than any number.
+
+    A radix selection: the bits of a magnitude, read as an integer, order as it does. Each round
+    counts what begins with the digits found so far by the next one, over all workers.
+    """
+    bits = values.abs().view(torch.int32).long()
+    prefix, missing = 0, k
+    for shift in range(32 - DIGIT, -1, -DIGIT):
+        candidates = bits[bits >> (shift + DIGIT) == prefix]
+        digits = (candidates >> shift) & (BINS - 1)
+        counts = torch.bincount(digits, minlength=BINS).int()
+        from_above = engine.all_reduce(counts).flip(0).cumsum(0)  # at or above 255, 254, …
+        if from_above[-1] < missing:
+            return 0.0
+        place = int((from_above >= missing).int().argmax())
+        missing -= int(from_above[place - 1]) if place else 0
+        prefix = (prefix << DIGIT) | (BINS - 1 - place)
+    return float(torch.tensor(prefix, dtype=torch.int32).view(torch.float32))
