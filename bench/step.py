@@ -47,7 +47,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
-def start(launcher: str, workers: int, timeout: float, folder: Path) -> int:
+def start(
+    launcher: str, workers: int, timeout: float, folder: Path, module: str = 'bench.worker'
+) -> int:
     """Run the workers that ``folder`` has a spec for; returns the exit status."""
     # Python looks in the current folder first, so there they find that dgc and nothing else of it.
     (folder / 'dgc').symlink_to(package())
@@ -57,7 +59,7 @@ def start(launcher: str, workers: int, timeout: float, folder: Path) -> int:
         horovodrun = Path(sys.executable).with_name('horovodrun')
         words = [str(horovodrun), '--gloo', '-np', str(workers), sys.executable, '-m']
     process = subprocess.Popen(
-        [*words, 'bench.worker', 'spec.json'],
+        [*words, module, 'spec.json'],
         cwd=folder,
         env=os.environ | environment(),
         stdin=subprocess.DEVNULL,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import queue
 import threading
 import time
@@ -27,7 +26,7 @@ class EngineError(RuntimeError):
 class Traffic:
     """What one worker has sent and received through an engine, and the time that it took.
 
-    sent, received: bytes, as a ring all-reduce and a ring all-gather move them.
+    sent, received: bytes, as a ring all-reduce, a ring all-gather and a binomial tree move them.
     messages: messages sent.
     seconds: spent inside the engine's calls.
     """
@@ -127,9 +126,8 @@ class Engine(ABC):
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
         """``root``'s ``tensor``, any shape, in place; returns it."""
-        is_root = self.rank == root
-        copies = math.ceil(math.log2(self.size)) if is_root else 0
-        received = 0 if is_root else nbytes(tensor)
+        copies = children((self.rank - root) % self.size, self.size)
+        received = 0 if self.rank == root else nbytes(tensor)
         job = partial(self._broadcast, tensor, root)
         return self._call(job, copies * nbytes(tensor), received, copies)
 
@@ -167,6 +165,12 @@ class Engine(ABC):
 
     @abstractmethod
     def _barrier(self) -> None: ...
+
+
+def children(place: int, size: int) -> int:
+    """To how many others ``place`` passes on what comes down a binomial tree from place 0: to
+    ``place + 2^j`` for every 2^j above itself."""
+    return sum(place < 1 << j < size - place for j in range(size.bit_length()))
 
 
 def nbytes(tensor: Tensor) -> int:

@@ -1,4 +1,4 @@
-"""The simulated engine: its collectives, its counters, and that it never hangs."""
+"""The simulated engine: its collectives, its counters and clocks, and that it never hangs."""
 
 import random
 
@@ -9,6 +9,7 @@ from dgc_helpers import parameters, train, values, wrap
 
 import dgc
 from dgc import EngineError, simulate
+from dgc.costmodel import Network
 from dgc.engines import LocalEngine, run
 from dgc.engines.base import CommunicationThread
 
@@ -72,6 +73,26 @@ class TestCollectives:
             return engine.send_recv(ours, None, 0).item()
 
         assert simulate(2, worker) == [None, 0]
+
+    def test_what_was_gathered_is_everybodys_own(self):
+        def worker(engine):
+            ours = torch.tensor([engine.rank])
+            gathered = engine.all_gather(ours)
+            ours.fill_(9)
+            gathered[engine.rank] = 7
+            return gathered.flatten().tolist()
+
+        assert simulate(3, worker) == [[7, 1, 2], [0, 7, 2], [0, 1, 7]]
+
+    @pytest.mark.parametrize('call', ['all_reduce', 'broadcast'])
+    def test_what_came_may_be_overwritten_before_the_others_look(self, call):
+        def worker(engine):
+            ours = getattr(engine, call)(torch.tensor([engine.rank + 1]))
+            was = ours.item()
+            ours.fill_(9)
+            return was
+
+        assert len(set(simulate(4, worker))) == 1
 
     def test_nobody_passes_a_barrier_alone(self):
         events = []
@@ -146,6 +167,27 @@ class TestDeterminism:
         ]
         assert simulate(2, worker) == expected
 
+    def test_generators_are_kept_apart_whoever_draws_and_whoever_does_not(self):
+        """NumPy draws normal numbers by twos, and keeps the second."""
+
+        def worker(engine):
+            random.seed(engine.rank)
+            np.random.seed(engine.rank)
+            torch.manual_seed(engine.rank)
+            drawn = []
+            for step in range(6):
+                if (step + engine.rank) % 3:
+                    drawn += [random.random(), np.random.randn(), torch.randn(1).item()]
+                engine.barrier()
+            return drawn
+
+        def alone(rank):
+            engine = LocalEngine()
+            engine.rank = rank
+            return worker(engine)
+
+        assert simulate(5, worker) == [alone(rank) for rank in range(5)]
+
     def test_workers_have_the_callers_number_of_threads(self):
         assert simulate(2, lambda engine: torch.get_num_threads()) == [torch.get_num_threads()] * 2
 
@@ -173,7 +215,7 @@ class TestTraffic:
         others = size - 1
         ring = round(2 * others / size * 480)
         for rank, counts in enumerate(simulate(size, worker)):
-            copies = (size - 1).bit_length() if rank == 0 else 0
+            copies = down_a_tree(size)[rank]
             assert counts == [
                 (ring, ring, 2 * others),
                 (others * 10, others * 10, others),
@@ -183,12 +225,139 @@ class TestTraffic:
                 (copies * 8, 8 if rank else 0, copies),
             ]
 
+    @pytest.mark.parametrize('size', SIZES)
+    def test_a_broadcast_is_counted_along_its_tree_whoever_is_the_root(self, size):
+        def worker(engine):
+            engine.broadcast(torch.zeros(3), root=size - 1)
+            return engine.traffic.messages, engine.traffic.sent, engine.traffic.received
+
+        messages, sent, received = zip(*simulate(size, worker), strict=True)
+        assert messages == (*down_a_tree(size)[1:], down_a_tree(size)[0])
+        assert sum(sent) == sum(received) == 12 * (size - 1)
+
     def test_time_inside_the_engine_is_counted(self):
         def worker(engine):
             engine.barrier()
             return engine.traffic.seconds
 
         assert all(0 < seconds < 60 for seconds in simulate(2, worker))
+
+
+def down_a_tree(size):
+    """How many copies each sends of what worker 0 has: each round, all who have it pass it on."""
+    sent, holders = [0] * size, [0]
+    while len(holders) < size:
+        for holder in holders[: size - len(holders)]:
+            sent[holder] += 1
+            holders = [*holders, len(holders)]
+    return sent
+
+
+NETWORK = Network(alpha=10.0, beta=1.0)  # seconds a message and a byte
+
+
+def clocks(size, worker, network=NETWORK):
+    """Every worker's, in the end."""
+
+    def timed(engine):
+        worker(engine)
+        return engine.clock
+
+    return simulate(size, timed, network)
+
+
+def message(nbytes):
+    return torch.zeros(nbytes, dtype=torch.uint8)
+
+
+class TestClock:
+    def test_a_message_takes_both_ends_until_it_has_come(self):
+        def worker(engine):
+            engine.send_recv(message(5), *((1, None) if engine.rank == 0 else (None, 0)))
+
+        assert clocks(2, worker) == [15, 15]
+
+    def test_sending_and_receiving_go_on_at_once(self):
+        def worker(engine):
+            other = 1 - engine.rank
+            engine.send_recv(message(5 if engine.rank else 3), other, other)
+
+        assert clocks(2, worker) == [15, 15]
+
+    def test_whoever_hears_late_does_not_wait(self):
+        def worker(engine):
+            if engine.rank == 0:
+                engine.send_recv(message(5), 1, None)
+            else:
+                engine.compute(100)
+                engine.send_recv(message(5), None, 0)
+
+        assert clocks(2, worker) == [15, 100]
+
+    def test_messages_leave_one_after_another(self):
+        def worker(engine):
+            for number in range(1, engine.size):
+                if engine.rank == 0:
+                    engine.send_recv(message(5), number, None)
+                elif engine.rank == number:
+                    engine.send_recv(message(5), None, 0)
+
+        assert clocks(4, worker) == [45, 15, 30, 45]
+
+    def test_a_ring_is_as_fast_as_its_latest_worker_lets_it(self):
+        def worker(engine):
+            engine.compute(engine.rank)
+            after, before = (engine.rank + 1) % engine.size, (engine.rank - 1) % engine.size
+            engine.send_recv(message(5), after, before)
+
+        assert clocks(3, worker) == [17, 16, 17]
+
+    def test_who_says_and_hears_nothing_waits_for_nothing(self):
+        assert clocks(2, lambda engine: engine.send_recv(message(5), None, None)) == [0, 0]
+
+    @pytest.mark.parametrize(
+        ('call', 'expected'),
+        [
+            (lambda e: e.all_gather(message(6)), NETWORK.all_gather(6, 4)),
+            (lambda e: e.all_reduce(torch.zeros(2)), NETWORK.all_reduce(8, 4)),
+            (lambda e: e.broadcast(message(6), 2), NETWORK.broadcast(6, 4)),
+            (lambda e: e.barrier(), NETWORK.barrier(4)),
+        ],
+    )
+    def test_collectives_begin_with_the_last_to_come_and_end_together(self, call, expected):
+        def worker(engine):
+            engine.compute(engine.rank)
+            call(engine)
+            call(engine)
+
+        assert clocks(4, worker) == [3 + 2 * expected] * 4
+
+    def test_a_worker_that_is_alone_takes_no_time(self):
+        def worker(engine):
+            for call in (engine.all_gather, engine.all_reduce, engine.broadcast):
+                call(message(6))
+            engine.barrier()
+            engine.send_recv(message(6), 0, 0)
+
+        assert clocks(1, worker) == [0]
+
+    def test_without_a_network_messages_take_no_time(self):
+        def worker(engine):
+            engine.all_gather(message(6))
+            engine.send_recv(message(6), 1 - engine.rank, 1 - engine.rank)
+
+        assert clocks(2, worker, None) == [0, 0]
+
+
+def test_a_thousand_workers_take_a_second_or_two():
+    def worker(engine):
+        total, gap = torch.ones(1), 1
+        while gap < engine.size:
+            total = total + engine.send_recv(total, engine.rank ^ gap, engine.rank ^ gap)
+            gap *= 2
+        return total.item(), engine.clock
+
+    assert simulate(1024, worker, NETWORK) == [(1024, 10 * NETWORK.message(4))] * 1024
 
 
 @pytest.mark.timeout(60)

@@ -1,0 +1,135 @@
+"""How long what an engine does takes, in closed form: the α-β model of a network.
+
+Of P workers, each with a full-duplex link of its own into a switch that never is the bottleneck.
+What α and β are between two hosts, or within one, ``calibrate`` measures.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:  # an engine may well use this
+    from dgc.engines.base import Engine
+
+SIZES = tuple(4**power for power in range(5, 13))  # bytes: 1 kB to 16 MB
+REPEATS = 9
+LEAST = 1e-6  # seconds: what a clock may show for nothing
+
+
+@dataclass(frozen=True)
+class Network:
+    """A message of m bytes takes ``α + βm`` (Hockney 1994).
+
+    Collectives as Thakur, Rabenseifner and Gropp (IJHPCA 2005, section 4) write them, without the
+    time of adding up. All times in seconds.
+
+    alpha: seconds a message; beta: seconds a byte.
+    """
+
+    alpha: float
+    beta: float
+
+    @classmethod
+    def of(cls, bits_per_second: float, latency: float) -> Network:
+        """Links of this rate, and a latency in seconds."""
+        return cls(alpha=latency, beta=8 / bits_per_second)
+
+    def message(self, nbytes: float) -> float:
+        """``α + βm``: from one worker to another."""
+        return self.alpha + self.beta * nbytes
+
+    def all_gather(self, nbytes: float, workers: int) -> float:
+        """``(P-1)(α + βm)``: every worker's m bytes pass round a ring."""
+        return (workers - 1) * self.message(nbytes)
+
+    def all_reduce(self, nbytes: float, workers: int) -> float:
+        """``2(P-1)(α + βN/P)``: N bytes, in P parts, pass round a ring twice."""
+        return 2 * (workers - 1) * self.message(nbytes / workers)
+
+    def broadcast(self, nbytes: float, workers: int) -> float:
+        """``⌈log2 P⌉(α + βN)``: N bytes go down a binomial tree."""
+        return rounds(workers) * self.message(nbytes)
+
+    def barrier(self, workers: int) -> float:
+        """``⌈log2 P⌉α``: empty messages, each time over twice the distance."""
+        return rounds(workers) * self.alpha
+
+
+def rounds(workers: int) -> int:
+    """``⌈log2 P⌉``: in which what one worker knows reaches all."""
+    return (workers - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What moving bytes through an engine takes.
+
+    network: in seconds. processor: seconds of all of a worker's threads, for each byte that it
+    sends while it receives one. error: of the network's times, relative, root of the mean square.
+    """
+
+    network: Network
+    processor: float
+    error: float
+
+
+class Sample(NamedTuple):
+    """One engine call of one worker. messages, sent: how many, and their bytes."""
+
+    messages: float
+    sent: float
+    seconds: float
+    processor: float
+
+
+def calibrate(engine: Engine, sizes: Sequence[int] = SIZES, repeats: int = REPEATS) -> Calibration:
+    """Time messages round a ring and all-reduces, of each size, in bytes; medians of the slowest.
+
+    The fit is by least squares of relative errors, so that small messages count as much as large
+    ones. A collective, with the same result on all workers; there must be two.
+    """
+    after, before = (engine.rank + 1) % engine.size, (engine.rank - 1) % engine.size
+    samples = []
+    for size in sizes:
+        numbers = torch.zeros(-(-size // 4))
+        samples.append(sample(engine, partial(engine.send_recv, numbers, after, before), repeats))
+        samples.append(sample(engine, partial(engine.all_reduce, numbers), repeats))
+    network, error = fit(samples, [each.seconds for each in samples])
+    processor, _ = fit(samples, [each.processor for each in samples])
+    return Calibration(network, processor.beta, error)
+
+
+def sample(engine: Engine, call: Callable[[], object], repeats: int) -> Sample:
+    """Medians of a call's times over the repeats; of wall-clock time, the slowest worker's."""
+    call()  # which opens connections
+    seconds, processor = [], []
+    messages, sent = engine.traffic.messages, engine.traffic.sent
+    call()
+    messages, sent = engine.traffic.messages - messages, engine.traffic.sent - sent
+    for _ in range(repeats):
+        engine.barrier()
+        start, used = time.perf_counter(), time.process_time()
+        call()
+        seconds.append(time.perf_counter() - start)
+        processor.append(time.process_time() - used)
+    ours = torch.tensor([statistics.median(seconds), statistics.median(processor)]).double()
+    everybodys = engine.all_gather(ours)  # [P, 2]
+    return Sample(messages, sent, float(everybodys[:, 0].max()), float(everybodys[:, 1].mean()))
+
+
+def fit(samples: Sequence[Sample], seconds: Sequence[float]) -> tuple[Network, float]:
+    """The network on which the samples would take about so long, and its relative error."""
+    times = torch.tensor(seconds, dtype=torch.float64).clamp(min=LEAST)
+    rows = torch.tensor([[each.messages, each.sent] for each in samples], dtype=torch.float64)
+    relative = rows / times[:, None]
+    ones = torch.ones(len(samples), 1, dtype=torch.float64)
+    alpha, beta = torch.linalg.lstsq(relative, ones).solution.clamp(min=0).view(-1).tolist()
+    found = relative @ torch.tensor([alpha, beta], dtype=torch.float64)
+    return Network(alpha, beta), float((found - 1).square().mean().sqrt())
