@@ -109,10 +109,16 @@ def measure(
 def one_round(row: Row, bucket: Bucket, codec: Codec) -> None:
     """Select, encode and decode once."""
     with nullcontext() if row.fused else ops.unfused():
-        row.message = timed(lambda: row.memory.select(bucket, row.compressor), row.select)
-        message = row.message
+        row.message = message = timed(lambda: take(row, bucket), row.select)
         encoded = timed(lambda: codec.encode(message), row.encode)
         timed(lambda: codec.decode(encoded), row.decode)
+
+
+def take(row: Row, bucket: Bucket) -> Sparse:
+    """A message out of the memory, which then forgets it."""
+    message = row.memory.select(bucket, row.compressor)
+    row.memory.forget(bucket, message)
+    return message
 
 
 def timed(job: Callable[[], Any], times: Milliseconds) -> Any:

@@ -5,9 +5,13 @@ by parameter name. ``select`` is the one step that the reducer knows; it splits 
 
     compensate   corrected = what was kept back + gradient
     compress     sparse = the part of it worth sending
-    forget       what was sent is no longer kept
 
-and obeys, bit for bit: sent + kept = corrected.
+After the exchange, ``settle`` has the memory
+
+    forget       what was delivered is no longer kept
+    restore      what was rounded off, or cut on the way, is
+
+and forgetting obeys, bit for bit: sent + kept = corrected.
 """
 
 from __future__ import annotations
@@ -51,22 +55,12 @@ class Memory(ABC):
         return Corrected(self.compensate(bucket), name=bucket.name)
 
     def select(self, bucket: Bucket, compressor: Compressor) -> Sparse:
-        """The message of this step, taken out of the memory."""
-        sparse = compressor.select(self.correct(bucket), bucket.ratio)
-        if sparse.is_dense:  # its values are the memory's own storage, which forgetting clears
-            sparse = sparse._replace(values=bucket.hold(sparse.values))
-        self.forget(bucket, sparse)
-        return sparse
+        """The message of this step, still kept; a dense one is the memory's own storage."""
+        return compressor.select(self.correct(bucket), bucket.ratio)
 
-    def whole(self, bucket: Bucket) -> Sparse:
-        """All of the corrected gradient, still in the memory's own storage, for an exchange that
-        selects; ``settle`` follows."""
-        return Sparse(self.correct(bucket).whole(), None, bucket.numel)
-
-    def settle(self, bucket: Bucket, exchanged: Exchanged) -> None:
-        """Forget what an exchange that selects has sent, and keep again what was left out."""
-        if exchanged.sent is not None:
-            self.forget(bucket, exchanged.sent)
+    def settle(self, bucket: Bucket, selected: Sparse, exchanged: Exchanged) -> None:
+        """Forget what was delivered of ``selected``, and keep again what was left out of it."""
+        self.forget(bucket, selected if exchanged.sent is None else exchanged.sent)
         if exchanged.left_out is not None:
             self.restore(bucket, exchanged.left_out)
 

@@ -192,8 +192,7 @@ class Reducer:
         if bucket.schedule is not None:  # dense for now or not: the momentum has to be in one place
             healthy = self.composition.exchange.prepare(bucket, self.engine, healthy)
         if healthy:
-            whole = exchange.selects
-            selected = memory.whole(bucket) if whole else memory.select(bucket, compressor)
+            selected = memory.select(bucket, compressor)
             healthy = finite(selected.values)
             if not healthy:  # finite gradients can add up to more than float32 holds
                 self._failures.append(bucket.name)
@@ -201,7 +200,7 @@ class Reducer:
             selected = poison(bucket, dense=isinstance(compressor, Dense))
         exchanged = exchange.sum(bucket, selected, codec, self.engine)
         if healthy:
-            memory.settle(bucket, exchanged)
+            memory.settle(bucket, selected, exchanged)
         bucket.assign_mean(exchanged.parts, self.engine.size)
         poisoned = bool(bucket.gradient[0].isnan())
         kept = (exchanged.sent or selected).values.numel()

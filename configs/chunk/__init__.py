@@ -1,17 +1,15 @@
-"""Whole chunks at 0.1 %, chosen by all workers together and summed without a gather.
+"""Whole chunks at 0.1 %, chosen by all workers together; momentum correction, as in the paper.
 
 After files of configs/dgc/, whose warm-up stays. No codec is involved.
 """
 
-import torch
-
-from dgc import deep_gradient_compression
+from dgc import DGCSGD, deep_gradient_compression
 from dgc.exchanges import ChunkAllReduce
-from dgc.memory import Residual
+from dgc.memory import MomentumCorrection
 from utils.config import Config, configs
 
 configs.train.compression = configs.train.compression.using(deep_gradient_compression)
 configs.train.compression.compress_ratio = 0.001
-configs.train.compression.memory = Config(Residual)
+configs.train.compression.memory = Config(MomentumCorrection)
 configs.train.compression.exchange = Config(ChunkAllReduce)
-configs.train.optimizer = configs.train.optimizer.using(torch.optim.SGD)
+configs.train.optimizer = configs.train.optimizer.using(DGCSGD)

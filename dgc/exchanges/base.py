@@ -19,10 +19,10 @@ class Exchanged(NamedTuple):
 
     parts: what adds up to the sum over the workers, in this order: bit-identical on all of them.
         A dense part is alone, and in the bucket's ``total``.
-    left_out: what of this worker's share the sum lacks, for its memory; ``None`` for nothing. An
-        index may be there twice: it is something to add, not a message.
-    sent: of an exchange that selects, what was delivered of this worker's corrected gradient, for
-        its memory to forget; ``None`` of the others, which were handed just that.
+    left_out: what of that the sum lacks after all, rounded off or cut on the way, for its memory
+        to keep; ``None`` for nothing. An index may be there twice: it is something to add.
+    sent: what was delivered of what this worker handed over, for its memory to forget; ``None``
+        for all of it.
     """
 
     parts: Sequence[Sparse]
@@ -38,8 +38,8 @@ class Exchange(ABC):
     rounding ends in exactly one worker's ``left_out``. All workers make the same calls of the
     engine, whatever their data: ``send_recv`` with nobody where there is nothing to say.
 
-    selects: it cuts the corrected gradient itself, and is handed all of it as a dense message that
-        shares the memory's storage.
+    selects: it cuts the corrected gradient itself, and is handed all of it as a dense message. A
+        dense message shares the memory's storage, which is not to be changed.
     """
 
     selects = False

@@ -7,10 +7,9 @@ import torch
 from dgc.buckets import Bucket
 from dgc.codec import Codec
 from dgc.compressors.base import keep
-from dgc.compressors.topk import largest
 from dgc.engines.base import Engine
 from dgc.exchanges.base import Exchange, Exchanged, ring_bytes
-from dgc.sparse import Sparse, gather
+from dgc.sparse import Sparse, cut, gather, indices_of
 
 
 class ChunkAllReduce(Exchange):
@@ -31,11 +30,14 @@ class ChunkAllReduce(Exchange):
         self.chunk = chunk
 
     def sum(self, bucket: Bucket, sparse: Sparse, codec: Codec, engine: Engine) -> Exchanged:
-        """The sum of the ``⌈ratio·n/c⌉`` chunks that all have chosen; the last may be shorter."""
+        """The sum of the ``⌈k/c⌉`` chunks that all have chosen; the last may be shorter."""
         norms = engine.all_reduce(chunk_norms(sparse, self.chunk))
-        chosen = largest(norms, keep(len(norms), bucket.ratio))
-        places = torch.arange(self.chunk, device=chosen.device)
-        indices = (chosen[:, None] * self.chunk + places).view(-1)
+        numbers = torch.arange(len(norms), device=norms.device)
+        count = -(-keep(bucket.numel, bucket.ratio) // self.chunk)
+        # Not torch.topk, which leaves open which of equal chunks: all must choose the same.
+        chosen, _ = cut(Sparse(norms, numbers, len(norms)), count)
+        places = torch.arange(self.chunk, device=norms.device)
+        indices = (indices_of(chosen)[:, None] * self.chunk + places).view(-1)
         indices = indices[indices < bucket.numel]
         sent = gather(sparse.values, indices)
         total = engine.all_reduce(sent.values.clone())
@@ -44,7 +46,7 @@ class ChunkAllReduce(Exchange):
     def bytes_sent(self, numel: int, k: int, codec: Codec, workers: int) -> float:
         """All-reduces of the norms and of whole chunks; the last one may be shorter."""
         chunks = -(-numel // self.chunk)
-        elements = min(keep(chunks, k / numel) * self.chunk, numel)
+        elements = min(-(-k // self.chunk) * self.chunk, numel)
         return ring_bytes(chunks, workers) + ring_bytes(elements, workers)
 
 

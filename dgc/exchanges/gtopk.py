@@ -45,7 +45,7 @@ class GTopK(Exchange):
             message, rounding = wire.write(partial)
             ledger.cut(rounding)
         result = wire.read(engine.broadcast(message, root=0), 0)
-        return Exchanged([result], ledger.left_out(result))
+        return ledger.settle([result], result)
 
     def bytes_sent(self, numel: int, k: int, codec: Codec, workers: int) -> float:
         """``⌈log2 P⌉·capacity``: the root receives as many, and sends as many again."""
@@ -89,7 +89,7 @@ class GTopKDoubling(Exchange):
             received = engine.send_recv(message, told, teller)
             message = message if received is None else received
         result = wire.read(message, rank % core)
-        return Exchanged([result], ledger.left_out(result))
+        return ledger.settle([result], result)
 
     def _fold(self, sparse: Sparse, wire: Wire, ledger: Ledger, engine: Engine) -> Sparse:
         """The surplus workers' messages, added to those of as many others."""

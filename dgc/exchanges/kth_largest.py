@@ -16,18 +16,20 @@ def kth_largest(values: Tensor, k: int, engine: Engine) -> float:
     fewer. A NaN is larger than any number.
 
     A radix selection: the bits of a magnitude, read as an integer, order as it does. Each round
-    counts what begins with the digits found so far by the next one, over all workers.
+    counts what begins with the digits found so far by the next one, over all workers. There are as
+    many rounds where the first finds too few: others may be at work on the same engine.
     """
     bits = values.abs().view(torch.int32).long()
-    prefix, missing = 0, k
+    prefix, missing, enough = 0, k, True
     for shift in range(32 - DIGIT, -1, -DIGIT):
         candidates = bits[bits >> (shift + DIGIT) == prefix]
         digits = (candidates >> shift) & (BINS - 1)
         counts = torch.bincount(digits, minlength=BINS).int()
         from_above = engine.all_reduce(counts).flip(0).cumsum(0)  # at or above 255, 254, …
-        if from_above[-1] < missing:
-            return 0.0
+        enough = enough and bool(from_above[-1] >= missing)
         place = int((from_above >= missing).int().argmax())
         missing -= int(from_above[place - 1]) if place else 0
         prefix = (prefix << DIGIT) | (BINS - 1 - place)
+    if not enough:
+        return 0.0
     return float(torch.tensor(prefix, dtype=torch.int32).view(torch.float32))

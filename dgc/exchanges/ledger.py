@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from dgc.exchanges.base import Exchanged
 from dgc.sparse import Sparse, contains, indices_of
 
 
@@ -12,10 +15,9 @@ class Ledger:
 
     A partial sum holds many workers' parts, so what is cut from it cannot be returned to each.
     Once the result is known: at an index that is not in it nobody's part arrived, so every worker
-    takes back its own, and what was cut is void; at an index that is in it, whatever was cut on
+    still keeps its own, and what was cut is void; at an index that is in it, whatever was cut on
     the way is kept by who cut it. Nothing is lost then, and nothing counted twice. (The gTop-k
-    release takes back the first kind only; SparDL, section III-C, calls both global residual
-    collection.)
+    release does the first half only; SparDL, section III-C, calls both global residual collection.)
 
     own: this worker's message, as it was before the first rounding.
     """
@@ -29,13 +31,11 @@ class Ledger:
         if len(partial.values):
             self._cuts.append(partial)
 
-    def left_out(self, result: Sparse) -> Sparse:
-        """What this worker takes back."""
+    def settle(self, parts: Sequence[Sparse], result: Sparse) -> Exchanged:
+        """parts: that make up ``result``, which have no index in common."""
         arrived = indices_of(result)
-        own = self._own.at(~contains(arrived, indices_of(self._own)))
+        sent = self._own.at(contains(arrived, indices_of(self._own)))
         cuts = [part.at(contains(arrived, indices_of(part))) for part in self._cuts]
-        return Sparse(
-            torch.cat([part.values for part in (own, *cuts)]),
-            torch.cat([indices_of(part) for part in (own, *cuts)]),
-            result.numel,
-        )
+        values = [part.values for part in cuts] or [result.values[:0]]
+        indices = [indices_of(part) for part in cuts] or [arrived[:0]]
+        return Exchanged(parts, Sparse(torch.cat(values), torch.cat(indices), result.numel), sent)

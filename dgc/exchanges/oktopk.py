@@ -89,7 +89,7 @@ class OkTopK(Exchange):
         ledger.cut(rounding)
         gathered = engine.all_gather(message)
         parts = [wire.read(part, rank) for rank, part in enumerate(gathered)]
-        return Exchanged(parts, ledger.left_out(join(parts, bucket.numel)))
+        return ledger.settle(parts, join(parts, bucket.numel))
 
     def bytes_sent(self, numel: int, k: int, codec: Codec, workers: int) -> float:
         """``3(P-1)`` messages of ``k/P`` elements: shares of regions, the gather, and as much again

@@ -78,7 +78,7 @@ class Bruck(TeamGather):
 
     ``h`` lies between ``limit/d`` and ``limit``. It grows while the sum has fewer elements than
     ``limit``, and shrinks while it has more; the step doubles whenever it went the same way twice,
-    and halves when it turns (section III-B, adaptive B-SAG).
+    up to ``limit``, and halves when it turns (section III-B, adaptive B-SAG).
     """
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class AdaptiveSize:
         if direction == self._direction:
             self._streak += 1
             if self._streak % 2 == 0:
-                self._step *= 2
+                self._step = min(2 * self._step, limit)
         else:
             self._streak, self._step = 1, max(self._step // 2, 1)
         self._direction = direction

@@ -145,38 +145,23 @@ class Selection(NamedTuple):
 
 
 def watch(composition: dgc.Composition) -> dict[str, list[Selection]]:
-    """Note every selection of ``composition``'s memory, or its exchange, by the name of the bucket."""
-    memory, notes, whole_of = composition.memory, {}, {}
-    select, whole, forget = memory.select, memory.whole, memory.forget
-
-    def before(bucket):
-        gradient = bucket.gradient.float().clone()
-        return gradient, memory.compensate(twin(bucket)).float().clone()
-
-    def note(bucket, gradient, corrected, sparse):
-        indices = None if sparse.is_dense else sparse.indices.clone()
-        notes.setdefault(bucket.name, []).append(
-            Selection(
-                gradient, corrected, sparse.to_dense(), kept_by(bucket), sparse.is_dense, indices
-            )
-        )
+    """Note what ``composition``'s memory is given, and what is sent of it, by bucket."""
+    memory, notes, before = composition.memory, {}, {}
+    select, forget = memory.select, memory.forget
 
     def watched_select(bucket, compressor):
-        was = before(bucket)
-        sparse = select(bucket, compressor)
-        note(bucket, *was, sparse)
-        return sparse
-
-    def watched_whole(bucket):
-        whole_of[bucket.name] = before(bucket)
-        return whole(bucket)
+        corrected = memory.compensate(twin(bucket)).float().clone()
+        before[bucket.name] = bucket.gradient.float().clone(), corrected
+        return select(bucket, compressor)
 
     def watched_forget(bucket, sent):
+        indices = None if sent.is_dense else sent.indices.clone()
+        delivered = sent.to_dense()  # of a dense message, the storage that is to be cleared
         forget(bucket, sent)
-        if bucket.name in whole_of:  # else select is at work, and takes the note
-            note(bucket, *whole_of.pop(bucket.name), sent)
+        note = Selection(*before[bucket.name], delivered, kept_by(bucket), sent.is_dense, indices)
+        notes.setdefault(bucket.name, []).append(note)
 
-    memory.select, memory.whole, memory.forget = watched_select, watched_whole, watched_forget
+    memory.select, memory.forget = watched_select, watched_forget
     return notes
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from dgc_helpers import parameters, train, values, wrap
-from test_properties import TABLE
+from test_properties import TABLE, fits
 from torch import Tensor
 
 import dgc
@@ -25,6 +25,8 @@ def compositions(engine: dgc.Engine) -> dict[str, list[Tensor]]:
     """The parameters after a few steps of momentum SGD, by row of the table."""
     results = {}
     for row, make in TABLE.items():
+        if not fits(row, engine.size):
+            continue
         named = parameters()
         optimizer = wrap(named, make(), engine, momentum=0.9, steps_per_epoch=3)
         train(optimizer, named, STEPS, engine.rank)

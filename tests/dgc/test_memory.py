@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from dgc_helpers import bucket_of, kept_by
+from dgc_helpers import KEPT, bucket_of, kept_by
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dgc.compressors import Dense, SampledTopK, TopK
+from dgc.exchanges import Exchanged
 from dgc.memory import MomentumCorrection, NoMemory, Residual
 from dgc.sparse import Sparse
 
@@ -49,7 +50,7 @@ def test_sent_and_kept_are_corrected_bit_for_bit(
     for gradient in gradients:
         bucket.gradient.copy_(torch.tensor(gradient))
         corrected = memory.compensate(copy_of(bucket, memory)).clone()
-        sent = memory.select(bucket, compressor)
+        sent = take(memory, bucket, compressor)
         kept = kept_by(bucket)
         if isinstance(memory, NoMemory):
             at = torch.arange(40) if sent.is_dense else sent.indices
@@ -57,6 +58,14 @@ def test_sent_and_kept_are_corrected_bit_for_bit(
         else:
             assert torch.equal(sent.to_dense() + kept, corrected)
             assert sent.is_dense or not kept[sent.indices].any()
+
+
+def take(memory, bucket, compressor) -> Sparse:
+    """What is selected, delivered whole."""
+    selected = memory.select(bucket, compressor)
+    selected = selected._replace(values=selected.values.clone())
+    memory.settle(bucket, selected, Exchanged([], None))
+    return selected
 
 
 def copy_of(bucket, memory):
@@ -70,7 +79,7 @@ def copy_of(bucket, memory):
 def test_what_is_left_out_comes_back_to_what_is_kept_alone(make_memory):
     memory = make_memory()
     bucket = bucket_for(memory, [4.0, 3.0, 2.0, 1.0], ratio=0.5)
-    memory.select(bucket, TopK())
+    take(memory, bucket, TopK())
     before, kept = {k: v.clone() for k, v in bucket.buffers.items()}, kept_by(bucket)
     left_out = Sparse(torch.tensor([0.25, -0.5]), torch.tensor([0, 1]), 4)
     memory.restore(bucket, left_out)
@@ -93,10 +102,10 @@ def test_half_gradients_are_selected_in_float32(make_memory, dtype):
 def test_residual_adds_what_was_not_sent_to_the_next_gradient():
     memory = Residual()
     bucket = bucket_for(memory, [3.0, 2.0, 1.0], ratio=0.3)
-    assert memory.select(bucket, TopK()).to_dense().tolist() == [3, 0, 0]
+    assert take(memory, bucket, TopK()).to_dense().tolist() == [3, 0, 0]
     assert bucket.buffers['residual'].tolist() == [0, 2, 1]
     bucket.gradient.copy_(torch.tensor([3.0, 2.0, 1.0]))
-    assert memory.select(bucket, TopK()).to_dense().tolist() == [0, 4, 0]
+    assert take(memory, bucket, TopK()).to_dense().tolist() == [0, 4, 0]
     assert bucket.buffers['residual'].tolist() == [3, 0, 2]
 
 
@@ -104,12 +113,12 @@ def test_residual_adds_what_was_not_sent_to_the_next_gradient():
 def test_momentum_correction_is_equation_5_with_or_without_masking(masking):
     memory = MomentumCorrection(masking)
     bucket = bucket_for(memory, [8.0, 4.0], ratio=0.5, momentum=0.5)
-    assert memory.select(bucket, TopK()).to_dense().tolist() == [8, 0]
+    assert take(memory, bucket, TopK()).to_dense().tolist() == [8, 0]
     assert bucket.buffers['momentum'].tolist() == [0.0 if masking else 8.0, 4]
     assert bucket.buffers['velocity'].tolist() == [0, 4]
     bucket.gradient.zero_()
     # Not sent: u = 0.5·4 = 2, v = 4 + 2. Sent: u = 0 or 0.5·8.
-    assert memory.select(bucket, TopK()).to_dense().tolist() == [0, 6]
+    assert take(memory, bucket, TopK()).to_dense().tolist() == [0, 6]
     assert bucket.buffers['velocity'].tolist() == [0.0 if masking else 4.0, 0]
     assert bucket.buffers['momentum'].tolist() == [0.0 if masking else 4.0, 0.0 if masking else 2.0]
 
@@ -117,15 +126,30 @@ def test_momentum_correction_is_equation_5_with_or_without_masking(masking):
 def test_nesterov_looks_ahead():
     memory = MomentumCorrection()
     bucket = bucket_for(memory, [8.0], momentum=0.5, nesterov=True)
-    assert memory.select(bucket, Dense()).values.tolist() == [12]  # u = 0.5·8, v = u + 8
+    assert take(memory, bucket, Dense()).values.tolist() == [12]  # u = 0.5·8, v = u + 8
     bucket.gradient.fill_(8)
-    assert memory.select(bucket, Dense()).values.tolist() == [14]  # u = 0.5·(4 + 8), v = u + 8
+    assert take(memory, bucket, Dense()).values.tolist() == [14]  # u = 0.5·(4 + 8), v = u + 8
 
 
 def test_a_dense_message_masks_nothing_and_flushes_what_was_kept():
     memory = MomentumCorrection()
     bucket = bucket_for(memory, [1.0, 2.0], momentum=0.5)
     bucket.buffers['velocity'].copy_(torch.tensor([10.0, 20.0]))
-    assert memory.select(bucket, Dense()).values.tolist() == [11, 22]
+    assert take(memory, bucket, Dense()).values.tolist() == [11, 22]
     assert bucket.buffers['velocity'].tolist() == [0, 0]
     assert bucket.buffers['momentum'].tolist() == [1, 2]
+
+
+@every_memory
+def test_what_was_not_delivered_is_never_forgotten(make_memory):
+    """Momentum is masked only where something was: at index 1, and not at index 0."""
+    memory = make_memory()
+    bucket = bucket_for(memory, [4.0, 3.0, 2.0, 1.0], ratio=0.5)
+    selected = memory.select(bucket, TopK())
+    before = {name: flat.clone() for name, flat in bucket.buffers.items()}
+    sent = selected.at(torch.tensor([False, True]))
+    memory.settle(bucket, selected, Exchanged([], None, sent))
+    for name, flat in bucket.buffers.items():
+        masked = name in KEPT or getattr(memory, 'momentum_masking', False)
+        assert flat[1] == (0 if masked else before[name][1])
+        assert torch.equal(flat[[0, 2, 3]], before[name][[0, 2, 3]])

@@ -115,7 +115,7 @@ EXCHANGES: dict[str, Callable[[], dgc.Composition]] = {
     'hierarchical oktopk': lambda: sparse(
         memory=Residual(), exchange=Hierarchical(OkTopK(threshold_period=8), local_size=2)
     ),
-    'hierarchical, one each': lambda: sparse(exchange=Hierarchical(AllGather())),
+    'hierarchical, one each': lambda: sparse(exchange=Hierarchical(AllGather(), local_size=1)),
     'chunk': lambda: sparse(exchange=ChunkAllReduce(chunk=8)),
     'chunk residual': lambda: sparse(memory=Residual(), exchange=ChunkAllReduce(chunk=16)),
 }

@@ -1,9 +1,22 @@
+import math
+from collections import defaultdict
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dgc.sparse import Sparse, difference, gather, nothing
+from dgc.sparse import (
+    Sparse,
+    contains,
+    cut,
+    difference,
+    gather,
+    indices_of,
+    join,
+    merge,
+    nothing,
+)
 
 
 def message(numel: int, elements: dict[int, float]) -> Sparse:
@@ -66,3 +79,112 @@ def test_delivered_and_difference_are_ours_in_any_order_and_with_any_cut(data):
         theirs = nothing(numel)
     left_out = difference(ours, theirs)
     assert torch.equal(left_out.add_to(theirs.to_dense()), ours.to_dense())
+
+
+NUMEL = 12
+NAN, INF = float('nan'), float('inf')
+whole = st.integers(-3, 3).map(float)
+odd = st.one_of(whole, st.sampled_from([NAN, INF, -INF]))
+
+
+def messages(values=whole):
+    """Elements of NUMEL by position, as plain Python has them."""
+    return st.dictionaries(st.integers(0, NUMEL - 1), values)
+
+
+def written(elements: dict[int, float]) -> Sparse:
+    """The same as a message: in order of position."""
+    if not elements:
+        return nothing(NUMEL)
+    return message(NUMEL, dict(sorted(elements.items())))
+
+
+def read(sparse: Sparse) -> dict[int, float]:
+    """And back; what is not in order, or twice there, is not a message."""
+    indices = indices_of(sparse).tolist()
+    assert indices == sorted(set(indices))
+    assert sparse.values.dtype == torch.float32
+    assert sparse.numel == NUMEL
+    return dict(zip(indices, sparse.values.tolist(), strict=True))
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(messages(), min_size=1, max_size=5))
+def test_merged_messages_have_what_any_of_them_has_and_the_sum_of_it(parts):
+    right = defaultdict(float)
+    for part in parts:
+        for index, value in part.items():
+            right[index] += value
+    assert read(merge([written(part) for part in parts])) == right
+
+
+def test_merging_adds_in_the_order_of_the_messages():
+    """In any other order, these do not come to zero."""
+    numbers = [message(NUMEL, {3: value}) for value in (1e8, 1.0, -1e8)]
+    assert read(merge(numbers)) == {3: 0}
+
+
+def test_an_index_whose_values_cancel_is_still_there():
+    assert read(merge([message(NUMEL, {3: 1.0}), message(NUMEL, {3: -1.0})])) == {3: 0}
+
+
+@settings(deadline=None, max_examples=50)
+@given(messages(), st.lists(st.integers(0, 3), min_size=NUMEL, max_size=NUMEL))
+def test_joined_messages_have_what_each_of_them_has(elements, owners):
+    parts = [
+        written({index: value for index, value in elements.items() if owners[index] == owner})
+        for owner in range(4)
+    ]
+    assert read(join(parts, NUMEL)) == elements
+
+
+@settings(deadline=None, max_examples=200)
+@given(messages(odd), st.integers(1, NUMEL + 2))
+def test_what_is_cut_is_what_sorting_leaves_over(elements, k):
+    """By magnitude, then by position; a NaN is as large as an infinity."""
+
+    def rank(index):
+        magnitude = abs(elements[index])
+        return -(INF if math.isnan(magnitude) else magnitude), index
+
+    order = sorted(elements, key=rank)
+    kept, rest = cut(written(elements), k)
+    assert list(read(kept)) == sorted(order[:k])
+    assert list(read(rest)) == sorted(order[k:])
+    for part in (kept, rest):
+        for index, value in read(part).items():
+            assert value == elements[index] or (math.isnan(value) and math.isnan(elements[index]))
+
+
+def test_a_nan_is_kept_before_what_comes_later_however_large():
+    kept, rest = cut(message(4, {0: NAN, 1: INF, 2: -INF, 3: 3e38}), 1)
+    assert kept.indices.tolist() == [0]
+    assert rest.indices.tolist() == [1, 2, 3]
+
+
+def test_of_many_equal_elements_the_first_are_kept():
+    """More than a partial sort would keep in order."""
+    sparse = Sparse(torch.ones(5000), torch.arange(5000), 5000)
+    kept, rest = cut(sparse, 1234)
+    assert torch.equal(kept.indices, torch.arange(1234))
+    assert torch.equal(rest.indices, torch.arange(1234, 5000))
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.sets(st.integers(0, 20)), st.lists(st.integers(0, 20)))
+def test_contains_is_membership(ascending, wanted):
+    found = contains(
+        torch.tensor(sorted(ascending), dtype=torch.int64),
+        torch.tensor(wanted, dtype=torch.int64),
+    )
+    assert found.tolist() == [index in ascending for index in wanted]
+
+
+def test_a_dense_message_has_no_indices():
+    with pytest.raises(ValueError, match='all-reduce it instead'):
+        indices_of(Sparse(torch.ones(2), None, 2))
+
+
+def test_elements_are_chosen_by_a_mask():
+    sparse = message(9, {1: 5.0, 4: 6.0, 8: 7.0})
+    assert sparse.at(torch.tensor([True, False, True])).to_dense().nonzero().tolist() == [[1], [8]]

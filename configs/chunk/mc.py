@@ -1,8 +1,0 @@
-"""Momentum correction, with factor masking, in place of the residual memory."""
-
-from dgc import DGCSGD
-from dgc.memory import MomentumCorrection
-from utils.config import Config, configs
-
-configs.train.compression.memory = Config(MomentumCorrection)
-configs.train.optimizer = configs.train.optimizer.using(DGCSGD)

@@ -1,0 +1,9 @@
+"""A residual memory in place of momentum correction: much worse with few, large chunks."""
+
+import torch
+
+from dgc.memory import Residual
+from utils.config import Config, configs
+
+configs.train.compression.memory = Config(Residual)
+configs.train.optimizer = configs.train.optimizer.using(torch.optim.SGD)
