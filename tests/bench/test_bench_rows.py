@@ -39,7 +39,7 @@ def test_only_takes_a_name_for_both_engines_or_for_one():
     [
         ('dcg', ('torch', 'horovod'), "no row 'dcg' under torch or horovod: did you mean 'dgc'"),
         ('horovod fp16', ('torch',), 'no row .horovod fp16. under torch'),
-        ('xxxxxxxx', ('torch',), 'there are compute, '),
+        ('xxxxxxxx', ('torch',), 'there are chunk, chunk .torch., compute, '),
     ],
 )
 def test_a_name_that_there_is_not_is_refused_with_the_nearest(name, engines, told):

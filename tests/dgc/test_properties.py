@@ -82,44 +82,43 @@ TABLE: dict[str, Callable[[], dgc.Composition]] = {
     'residual periodic': lambda: sparse(memory=Residual(), compressor=PeriodicThreshold(period=4)),
     'residual fp16': lambda: sparse(memory=Residual(), fp16_values=True, int32_indices=True),
 }
-# How messages are summed matters for more workers, and more steps.
+# Each exchange, for more workers and more steps.
 EXCHANGES: dict[str, Callable[[], dgc.Composition]] = {
     'gtopk': lambda: sparse(memory=Residual(), exchange=GTopK()),
-    'gtopk momentum': lambda: sparse(exchange=GTopK()),
-    'gtopk momentum fp16': lambda: sparse(exchange=GTopK(), fp16_values=True, int32_indices=True),
-    'gtopk doubling': lambda: sparse(memory=Residual(), exchange=GTopKDoubling()),
     'gtopk doubling packed int8': lambda: sparse(
         exchange=GTopKDoubling(), indices='packed', values='int8'
     ),
-    'spardl': lambda: sparse(memory=Residual(), exchange=SparDL()),
-    'spardl momentum': lambda: sparse(exchange=SparDL()),
-    'spardl packed int8': lambda: sparse(exchange=SparDL(), indices='packed', values='int8'),
-    'spardl sampled': lambda: sparse(exchange=SparDL(compressor=SampledTopK())),
-    'spardl 2 teams': lambda: sparse(exchange=SparDL(teams=2)),
+    'spardl': lambda: sparse(exchange=SparDL()),
     'spardl 2 teams fp16': lambda: sparse(exchange=SparDL(teams=2), fp16_values=True),
-    'spardl 2 teams, Bruck': lambda: sparse(exchange=SparDL(teams=2, gather=Bruck())),
-    'spardl 3 teams': lambda: sparse(exchange=SparDL(teams=3)),
-    'spardl 4 teams': lambda: sparse(exchange=SparDL(teams=4)),
-    'oktopk': lambda: sparse(memory=Residual(), exchange=OkTopK()),
-    'oktopk periodic': lambda: sparse(
+    'spardl 3 teams': lambda: sparse(memory=Residual(), exchange=SparDL(teams=3)),
+    'oktopk': lambda: sparse(
         memory=Residual(),
         compressor=PeriodicThreshold(period=4),
-        exchange=OkTopK(threshold_period=4, region_period=8),
+        exchange=OkTopK(threshold_period=8, region_period=16),
     ),
-    'oktopk momentum fp16': lambda: sparse(exchange=OkTopK(threshold_period=8), fp16_values=True),
     'hierarchical': lambda: sparse(exchange=Hierarchical(AllGather(), local_size=2)),
     'hierarchical gtopk': lambda: sparse(
-        memory=Residual(), exchange=Hierarchical(GTopK(), local_size=2)
+        memory=Residual(), exchange=Hierarchical(GTopK(), local_size=3)
     ),
+    'chunk': lambda: sparse(exchange=ChunkAllReduce(chunk=8)),
+}
+TABLE |= EXCHANGES
+TABLE |= {
+    'gtopk momentum fp16': lambda: sparse(exchange=GTopK(), fp16_values=True, int32_indices=True),
+    'gtopk doubling': lambda: sparse(memory=Residual(), exchange=GTopKDoubling()),
+    'spardl residual': lambda: sparse(memory=Residual(), exchange=SparDL()),
+    'spardl packed int8': lambda: sparse(exchange=SparDL(), indices='packed', values='int8'),
+    'spardl sampled': lambda: sparse(exchange=SparDL(compressor=SampledTopK())),
+    'spardl 2 teams, Bruck': lambda: sparse(exchange=SparDL(teams=2, gather=Bruck())),
+    'spardl 4 teams': lambda: sparse(exchange=SparDL(teams=4)),
+    'oktopk momentum fp16': lambda: sparse(exchange=OkTopK(threshold_period=8), fp16_values=True),
     'hierarchical spardl': lambda: sparse(exchange=Hierarchical(SparDL(), local_size=2)),
     'hierarchical oktopk': lambda: sparse(
         memory=Residual(), exchange=Hierarchical(OkTopK(threshold_period=8), local_size=2)
     ),
     'hierarchical, one each': lambda: sparse(exchange=Hierarchical(AllGather(), local_size=1)),
-    'chunk': lambda: sparse(exchange=ChunkAllReduce(chunk=8)),
     'chunk residual': lambda: sparse(memory=Residual(), exchange=ChunkAllReduce(chunk=16)),
 }
-TABLE |= EXCHANGES
 WORKERS = (1, 2, 3, 4, 5)
 MORE_WORKERS = (6, 7, 8, 9, 16)
 MOMENTA = ((0.0, False), (0.9, False), (0.9, True))

@@ -1,0 +1,349 @@
+"""Predictions: as arithmetic, and what is counted and measured for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+import dgc
+from dgc import costmodel
+from dgc.codec import Codec
+from dgc.compressors import Dense, SampledTopK, TopK
+from dgc.costmodel import Calibration, Network, Sample, calibrate
+from dgc.exchanges import AllGather, AllReduce, GTopK, Hierarchical, OkTopK, SparDL
+from tools.plan import calibration, path
+from tools.plan.compositions import (
+    EXCHANGES,
+    UnfitError,
+    field,
+    packed,
+    sizes,
+    unfit,
+    with_exchange,
+)
+from tools.plan.counts import count, growth
+from tools.plan.path import Blueprint, dense_line, sparse_line
+from tools.plan.predict import (
+    Counts,
+    Growth,
+    Line,
+    Measured,
+    Part,
+    Passage,
+    Setting,
+    Step,
+    end,
+    extrapolate,
+    fit,
+    predict,
+)
+
+CODEC = Codec('fp32', 'int32')
+IDEAL = Calibration(Network(0.0, 0.0), 0.0, 0.0)  # a host that moves bytes for nothing
+
+
+class TestTimeline:
+    """Backward pass of 10 s unless said otherwise."""
+
+    def test_what_is_hidden_costs_nothing(self):
+        assert end([Passage(ready=4.0, processor=0.0, moving=0.0, network=5.0)], 10.0) == 10.0
+
+    def test_the_last_bucket_has_nothing_to_hide_behind(self):
+        assert end([Passage(10.0, 0.0, 0.0, 5.0)], 10.0) == 15.0
+
+    def test_the_processors_part_delays_the_backward_pass(self):
+        assert end([Passage(4.0, 2.0, 1.0, 3.0)], 10.0) == 13.0
+
+    def test_a_bucket_waits_for_the_one_before_it(self):
+        passages = [Passage(2.0, 0.0, 0.0, 20.0), Passage(5.0, 0.0, 0.0, 4.0)]
+        assert end(passages, 10.0) == 26.0
+
+    def test_a_bucket_is_late_by_what_others_took_of_the_core(self):
+        passages = [Passage(2.0, 1.0, 0.5, 0.0), Passage(10.0, 2.0, 0.0, 4.0)]
+        assert end(passages, 10.0) == 10 + 1.5 + 2 + 4
+
+    def test_nothing_to_send(self):
+        assert end([], 10.0) == 10.0
+
+
+def measured(parts, exchange=None, name='x', counts=None, **changes) -> Measured:
+    growth_ = Growth({4: counts or Counts(rounds=3, share=1.0, handled=6)})
+    settings = {'overlaps': True, 'optimizer': 1.0, **changes}
+    return Measured(name, exchange or AllGather(), CODEC, parts=parts, growth=growth_, **settings)
+
+
+class TestPrediction:
+    step = Step({'late': 8.0, 'early': 5.0}, backward=10.0)
+
+    def test_dense_by_hand(self):
+        part = Part(['late', 'early'], numel=1000, k=1000, sparse=None, dense=Line(0.5, 0.0))
+        host = Calibration(Network(alpha=0.1, beta=0.0), processor=1e-4, error=0.0)
+        found = predict(measured([part]), self.step, host, Setting(4, 8e3, 0.4), slowdown=1.0)
+        # 8000 · 3/4 = 6000 bytes at 1000 a second, in 6 rounds of 0.5 s; from 8 s on
+        assert found == pytest.approx(8 + 0.5 + 6 * 0.5 + 6 + 1)
+
+    def test_sparse_by_hand(self):
+        part = Part(['early'], numel=100_000, k=10, sparse=Line(0.5, 0.1), dense=None)
+        sent = 3 * CODEC.capacity(100_000, 10)
+        found = predict(measured([part]), self.step, IDEAL, Setting(4, 8.0, 0.25), slowdown=1.0)
+        assert found == pytest.approx(5 + (0.5 + 0.1 * 6) + 0.25 * 3 + sent + 1)
+
+    def test_bytes_on_the_longest_way_count_as_often_as_they_travel(self):
+        part = Part(['early'], numel=100_000, k=10, sparse=Line(0.0, 0.0), dense=None)
+        tree = measured([part], GTopK(), counts=Counts(rounds=4, share=2.0, handled=5))
+        sent = 2 * CODEC.capacity(100_000, 10)
+        found = predict(tree, self.step, IDEAL, Setting(4, 8.0, 0.0), slowdown=1.0)
+        assert found == pytest.approx(5 + 2 * sent + 1)
+
+    def test_a_fast_link_leaves_the_hosts_own_speed(self):
+        part = Part(['late'], numel=1000, k=1000, sparse=None, dense=Line(0.0, 0.0))
+        host = Calibration(Network(alpha=0.0, beta=1e-3), processor=0.0, error=0.0)
+        found = predict(measured([part]), self.step, host, Setting(4, math.inf, 0.0), slowdown=1.0)
+        assert found == pytest.approx(8 + 6 + 1)
+
+    def test_sharing_slows_what_the_processor_does_and_no_link(self):
+        part = Part(['late'], numel=1000, k=1000, sparse=None, dense=Line(0.5, 0.0))
+        host = Calibration(Network(alpha=0.1, beta=0.0), processor=0.0, error=0.0)
+        shared = Setting(4, 8e3, 0.4, sharing=2.0)
+        found = predict(measured([part]), self.step, host, shared, slowdown=2.0)
+        assert found == pytest.approx(2 * 8 + 2 * 0.5 + 6 * (2 * 0.1 + 0.4) + 6 + 2 * 1)
+
+    def test_moving_bytes_takes_the_core_from_the_backward_pass(self):
+        part = Part(['early'], numel=1000, k=1000, sparse=None, dense=Line(0.0, 0.0))
+        host = Calibration(Network(0.0, 0.0), processor=1e-3, error=0.0)
+        found = predict(measured([part]), self.step, host, Setting(4, math.inf, 0.0), slowdown=1.0)
+        assert found == pytest.approx(10 + 6 + 1)
+
+    def test_what_needs_all_gradients_waits_for_them(self):
+        part = Part(['early'], numel=1000, k=1000, sparse=None, dense=Line(0.5, 0.0))
+        late = measured([part], overlaps=False)
+        found = predict(late, self.step, IDEAL, Setting(4, math.inf, 0.0), slowdown=1.0)
+        assert found == pytest.approx(10.5 + 1)
+
+    def test_a_parameter_without_gradient_comes_at_the_end(self):
+        part = Part(['early', 'unused'], numel=8, k=8, sparse=None, dense=Line(0.5, 0.0))
+        found = predict(measured([part]), self.step, IDEAL, Setting(4, math.inf, 0.0), slowdown=1.0)
+        assert found == pytest.approx(10.5 + 1)
+
+    def test_a_bucket_is_dense_where_the_reducer_would_send_it_so(self):
+        part = Part(['late'], numel=1000, k=100, sparse=Line(0, 0), dense=Line(0.25, 0))
+        some = Growth({2: Counts(1, 1.0, 4), 4: Counts(3, 1.0, 6), 8: Counts(7, 1.0, 10)})
+        gathered = Measured('x', AllGather(), CODEC, True, 1.0, [part], some)
+        among = partial(predict, gathered, self.step, IDEAL, slowdown=1.0)
+        assert among(Setting(2, math.inf, 0.0)) == pytest.approx(10 + 1)  # at 8 s, and free
+        dense_bytes = 8 * 1000 * 63 / 64
+        expected = 8 + 0.25 + dense_bytes / 1e3 + 1
+        assert among(Setting(64, 8e3, 0.0)) == pytest.approx(expected)
+
+
+def tiny(sparse: bool) -> Measured:
+    """A model of 100,000 parameters, whose compression costs 3 ms."""
+    numel, k = 100_000, 100 if sparse else 100_000
+    part = Part(['w'], numel, k, Line(3e-3, 1e-5) if sparse else None, Line(1e-4, 0.0))
+    counted = {size: Counts(size - 1, 1.0, size + 2) for size in (2, 4, 8, 16)}
+    name = 'yours' if sparse else 'dense'
+    exchange = AllGather() if sparse else AllReduce()
+    return Measured(name, exchange, CODEC, True, 1e-3, [part], Growth(counted))
+
+
+@pytest.mark.parametrize(('rate', 'winner'), [(1e7, 'yours'), (1e11, 'dense')])
+def test_dense_wins_on_a_fast_network_and_compression_on_a_slow_one(rate, winner):
+    step, host = Step({'w': 8e-3}, 1e-2), Calibration(Network(1e-5, 1e-10), 1e-10, 0.0)
+    times = {
+        each.name: predict(each, step, host, Setting(4, rate, 1e-5), slowdown=1.0)
+        for each in (tiny(sparse=True), tiny(sparse=False))
+    }
+    assert min(times, key=times.__getitem__) == winner
+
+
+class TestExtrapolation:
+    few = (2, 4, 8, 16)
+
+    @pytest.mark.parametrize(
+        ('grows', 'expected'),
+        [
+            (lambda p: p - 1, 1023),
+            (lambda p: 2 * math.log2(p), 20),
+            (lambda p: 3 * math.log2(p) + p, 1054),
+            (lambda p: 0, 0),
+        ],
+    )
+    def test_known_growth_is_met_exactly(self, grows, expected):
+        assert extrapolate(self.few, [grows(p) for p in self.few], 1024) == pytest.approx(expected)
+
+    def test_what_was_counted_counts(self):
+        counted = {3: Counts(9, 1.0, 9), 2: Counts(1, 2.0, 1), 4: Counts(2, 2.0, 2)}
+        assert Growth(counted).at(3) == Counts(9, 1.0, 9)
+        beyond = Growth(counted).at(8)  # from 2 and 4, not from 3
+        assert beyond.share == 2.0 and beyond.rounds == pytest.approx(beyond.handled)
+        assert beyond.rounds < 9
+
+    def test_a_line_goes_through_its_points_and_never_falls(self):
+        assert fit([(1.0, 5.0), (2.0, 7.0), (4.0, 11.0)]) == pytest.approx(Line(3.0, 2.0))
+        assert fit([(1.0, 5.0), (3.0, 3.0)]) == Line(4.0, 0.0)
+        assert fit([(0.0, 5.0), (0.0, 7.0)]) == Line(6.0, 0.0)
+        assert fit([(1.0, 0.0), (2.0, 10.0)]).fixed == 0.0
+
+
+class TestCounts:
+    """Rounds, bytes on the longest way over those sent, and messages handled."""
+
+    @pytest.mark.parametrize(
+        ('name', 'workers', 'rounds', 'share'),
+        [
+            ('all-gather', 4, 3, 1.0),
+            ('gtopk', 8, 6, 2.0),
+            ('gtopk', 3, 3, 1.5),
+            ('gtopk doubling', 8, 3, 1.0),
+            ('spardl', 8, 6, 1.0),
+            ('chunk', 4, 12, 1.0),
+        ],
+    )
+    def test_as_the_papers_have_them(self, name, workers, rounds, share):
+        counts = count(with_exchange(packed, EXCHANGES[name]), workers)
+        assert counts.rounds == rounds
+        assert counts.share == pytest.approx(share, abs=1e-3)
+
+    def test_oktopk_sends_less_than_it_may(self):
+        counts = count(with_exchange(packed, OkTopK), 4)
+        assert 2 * 3 < counts.rounds <= 4 * 3 and 0.5 < counts.share < 1
+
+    def test_a_gather_handles_all_messages_and_its_own_twice_more(self):
+        assert count(packed, 5).handled == 1 + 1 + 5
+
+    def test_they_grow_to_thousands(self):
+        found = growth(packed, [3, 1024])
+        assert sorted(found.counted) == [2, 3, 4, 8, 16]
+        thousand = found.at(1024)
+        assert (thousand.rounds, thousand.share, thousand.handled) == pytest.approx((1023, 1, 1026))
+
+
+def blueprint(numel=20_000, ratio=0.01, members=1) -> Blueprint:
+    shares = [numel // members] * members
+    named = [
+        (f'w{number}', Parameter(torch.zeros(share)), {}) for number, share in enumerate(shares)
+    ]
+    return Blueprint(named, dgc.RatioSchedule(ratio, warmup_epochs=3))
+
+
+class TestPath:
+    def test_the_ratio_is_the_last(self):
+        assert blueprint().k == 200
+        assert Blueprint(blueprint().parameters, None).k == 20_000
+
+    @pytest.mark.parametrize('members', [1, 2])
+    def test_what_a_worker_of_four_does(self, members):
+        handled, seconds = path.point(packed, blueprint(members=members), 4, 0.01)
+        assert handled == 6 and 0 < seconds < 1
+
+    def test_a_gather_costs_more_the_more_there_are(self):
+        times = [path.point(packed, blueprint(), workers, 0.01) for workers in (2, 16)]
+        assert [handled for handled, _ in times] == [4, 18]
+        assert times[0][1] < times[1][1]
+        line = sparse_line(packed, blueprint())
+        assert line.fixed >= 0 and line.at(6) > 0
+
+    def test_dense_handles_no_message(self):
+        line = dense_line(packed, blueprint())
+        assert line.fixed > 0 and line.each == 0
+
+    def test_memory_decides_how_many_are_simulated(self, monkeypatch):
+        among = []
+
+        def point(make, bucket, workers, ratio):
+            among.append(workers)
+            return workers, 1.0
+
+        monkeypatch.setattr(path, 'point', point)
+        monkeypatch.setattr(path, 'free_memory', lambda: 5 * path.BYTES * 20_000 / path.SHARE)
+        sparse_line(packed, blueprint())
+        assert among == [2, 4]
+        monkeypatch.setattr(path, 'free_memory', lambda: 1000.0)
+        with pytest.raises(UnfitError, match='plan on a larger machine'):
+            sparse_line(packed, blueprint())
+        with pytest.raises(UnfitError, match='of 20,000 elements'):
+            dense_line(packed, blueprint())
+
+    def test_threads_are_as_before(self):
+        before = torch.get_num_threads()
+        path.point(packed, blueprint(), 2, 0.01)
+        assert torch.get_num_threads() == before
+
+
+class TestCompositions:
+    def test_a_dense_stack_is_compared_with_a_usual_one(self):
+        candidates, notes = field(dgc.dense)
+        assert [each.name for each in candidates] == ['dense', *EXCHANGES]
+        assert 'your stack is dense' in notes[0] and '0.1%' in notes[0]
+        every = [each.make() for each in candidates[1:]]
+        assert {each.codec.values for each in every} == {'int8'}
+
+    def test_the_users_own_is_there_once(self):
+        yours = partial(dgc.deep_gradient_compression, 0.01, warmup_epochs=5)
+        candidates, notes = field(yours)
+        names = [each.name for each in candidates]
+        assert names[:2] == ['dense', 'yours'] and 'all-gather' not in names and notes == []
+        assert {each.make().schedule.ratio for each in candidates[1:]} == {0.01}
+
+    def test_other_settings_of_the_same_exchange_are_compared(self):
+        candidates, _ = field(partial(packed_with, lambda: SparDL(compressor=TopK())))
+        assert {'yours', 'spardl'} < {each.name for each in candidates}
+
+    def test_the_compressor_fits_the_exchange(self):
+        selects = with_exchange(packed, EXCHANGES['spardl'])()
+        assert isinstance(selects.compressor, Dense)
+        back = with_exchange(lambda: selects, AllGather)()
+        assert isinstance(back.compressor, SampledTopK)
+
+    def test_machines_stand_for_the_workers_inside_them(self):
+        candidates, notes = field(partial(packed_with, lambda: Hierarchical(GTopK(), 2)))
+        yours = next(each for each in candidates if each.name == 'yours')
+        assert isinstance(yours.make().exchange, GTopK)
+        assert 'a worker here is a machine' in notes[0]
+
+    def test_numbers_of_workers_that_an_exchange_serves(self):
+        assert sizes(AllGather(), 3) == [2, 4, 8]
+        assert sizes(SparDL(teams=3), 3) == [3, 6, 12]
+        assert 'teams=3 does not divide 4' in unfit(SparDL(teams=3), 4)
+        assert unfit(SparDL(teams=3), 1023) == ''
+        with pytest.raises(UnfitError, match='teams=37 does not divide'):
+            sizes(SparDL(teams=37), 1)
+
+
+def packed_with(exchange: Callable):
+    return dgc.deep_gradient_compression(0.01, exchange=exchange())
+
+
+class TestCalibration:
+    def test_what_fits_is_found(self):
+        network = Network(alpha=1e-4, beta=2e-9)
+        samples = [
+            Sample(messages, sent, messages * network.alpha + sent * network.beta, 0.0)
+            for messages, sent in [(1, 1e3), (2, 1e3), (1, 1e6), (2, 1e7)]
+        ]
+        found, error = costmodel.fit(samples, [each.seconds for each in samples])
+        assert found.alpha == pytest.approx(1e-4) and found.beta == pytest.approx(2e-9)
+        assert error == pytest.approx(0, abs=1e-9)
+
+    def test_all_workers_find_the_same(self):
+        ranks = dgc.simulate(2, lambda engine: calibrate(engine, sizes=[1000, 100_000], repeats=3))
+        assert ranks[0] == ranks[1]
+        assert ranks[0].network.alpha >= 0 and ranks[0].processor >= 0
+
+    def test_it_is_kept(self, tmp_path, monkeypatch):
+        made = Calibration(Network(1e-4, 1e-9), 5e-10, 0.1)
+        monkeypatch.setattr(calibration, 'measure', lambda: made)
+        assert calibration.obtain(tmp_path / 'host.json') == made
+        monkeypatch.setattr(calibration, 'measure', None)
+        assert calibration.obtain(tmp_path / 'host.json') == made
+
+    @pytest.mark.slow
+    def test_two_processes_measure_it(self):
+        found = calibration.measure()
+        assert 0 < found.network.alpha < 0.1 and 0 < found.network.beta < 1e-6
+        assert 0 < found.processor < 1e-6 and found.error < 2

@@ -1,0 +1,260 @@
+"""Plans as a command: what it refuses, tells, draws and checks."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import pytest
+import torch
+
+from bench.rows import COMPOSITIONS
+from tools.plan import __main__ as command
+from tools.plan import check, report
+from tools.plan.measure import Bench
+from tools.plan.report import Prediction
+
+STACK = ['--configs', 'configs/digits/cnn.py']
+
+CELLS = [
+    Prediction('10mbit', 4, 'dense', 800.0, 0.1),
+    Prediction('10mbit', 4, 'yours', 100.0, 0.8),
+    Prediction('10mbit', 16, 'dense', 900.0, 0.1),
+    Prediction('10gbit', 4, 'dense', 90.0, 0.9),
+    Prediction('10gbit', 4, 'yours', 99.0, 0.8),
+    Prediction('10gbit', 16, 'dense', 95.0, 0.9),
+]
+
+
+class TestReport:
+    def test_a_table_says_who_wins_and_by_how_much(self):
+        lines = [line.split('  ') for line in report.table(CELLS[:3])]
+        cells = [[cell.strip() for cell in line if cell.strip()] for line in lines]
+        assert cells == [
+            ['10mbit', '4 workers', '16 workers'],
+            ['dense', '800.0 (10%)', '900.0 (10%)'],
+            ['yours', '100.0 (80%)', '-'],
+            ['wins', 'yours', 'dense'],
+            ['rival takes', 'dense ×8.00', '-'],
+        ]
+
+    def test_it_is_plain_where_dense_wins(self):
+        assert report.closing(CELLS) == [
+            'dense wins at 10mbit with 16 workers: compression is not worth it there',
+            'dense wins at 10gbit with 4, 16 workers: compression is not worth it there',
+        ]
+        assert report.closing(CELLS[:2]) == ['dense wins nowhere']
+        assert report.closing(CELLS[3:]) == [
+            'dense wins everywhere: compression is not worth it on these networks'
+        ]
+
+    def test_a_tie_is_for_dense(self):
+        tied = [Prediction('1gbit', 4, 'yours', 5.0, 1.0), Prediction('1gbit', 4, 'dense', 5.0, 1)]
+        assert report.first(tied, 4).composition == 'dense'
+
+    def test_rows_say_which_wins(self):
+        assert [row['composition'] for row in report.rows(CELLS) if row['wins']] == [
+            'yours', 'dense', 'dense', 'dense',
+        ]  # fmt: skip
+
+
+def row(base, ms, rate='100mbit', engine='torch', low=None, high=None, **changes):
+    """A row of bench.cluster's file, as far as it is read."""
+    spread = {'min': low or ms, 'median': ms, 'max': high or ms}
+    about = {'model': 'digits', 'batch': 4, 'nodes': 2, 'threads': 1}
+    name = f'{base} ({engine})'
+    common = {'name': name, 'row': base, 'engine': engine, 'rate': rate, **about, **changes}
+    return {**common, 'median_ms': ms, 'spread': spread}
+
+
+def table_file(tmp_path, rows):
+    file = tmp_path / 'table.json'
+    file.write_text(json.dumps(rows))
+    return file
+
+
+def test_predictions_are_drawn(tmp_path):
+    pytest.importorskip('matplotlib')
+    from tools.plan.figure import draw
+
+    draw(CELLS, 0.05, tmp_path / 'plan.png')
+    drawn = (tmp_path / 'plan.png').read_bytes()
+    assert drawn.startswith(b'\x89PNG') and len(drawn) > 10_000
+
+
+class TestTable:
+    def test_rows_that_are_known_are_those_of_ours_with_compute_beside_them(self):
+        table = check.parse(
+            [
+                row('compute', 10.0),
+                row('dgc', 20.0),
+                row('gtopk', 30.0, rate='1gbit'),
+                row('dgc', 20.0, engine='horovod'),
+                {**row('ddp', 40.0), 'name': 'ddp'},
+                {'name': 'chunk (torch)', 'error': 'not measured'},
+            ]
+        )
+        assert [each['name'] for each in table.rows] == ['dgc (torch)']
+        assert table.compute == {'100mbit': 10.0} and table.bases == ['dgc']
+        assert table.others == ['gtopk (torch)', 'dgc (horovod)', 'ddp']
+
+    def test_every_composition_of_the_benchmarks_can_be_made(self):
+        for base in COMPOSITIONS:
+            assert check.maker(base)().exchange is not check.maker(base)().exchange
+
+    @pytest.mark.parametrize(
+        ('rows', 'told'),
+        [
+            ({'name': 'x'}, 'is no table of `python -m bench.cluster --json`'),
+            ([{'name': 'x'}], 'is no table'),
+            ([], 'should be of one model'),
+            ([row('compute', 1.0), row('dgc', 2.0, batch=8)], 'should be of one model'),
+            ([row('compute', 1.0, rate='x'), row('dgc', 1.0, rate='x')], 'is not a rate'),
+            ([row('dgc', 2.0)], 'has nothing to predict'),
+            (
+                [row('compute', 1.0, model='vgg99'), row('dgc', 2.0, model='vgg99')],
+                "is of the model 'vgg99': bench/workloads.py knows",
+            ),
+        ],
+    )
+    def test_what_cannot_be_read_is_told(self, tmp_path, capsys, rows, told):
+        assert command.main(['--check', str(table_file(tmp_path, rows))]) == 2
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == 1 and said[0].startswith('tools.plan: --check: ') and told in said[0]
+
+    def test_the_comparison_is_told(self):
+        table = check.parse([row('compute', 10.0), row('dense', 90.0), row('dgc', 20.0)])
+        cells = [check.cell(row('dense', 90.0), 45.0), check.cell(row('dgc', 20.0), 22.0)]
+        lines = check.report(table, cells).splitlines()
+        assert lines[0] == 'digits, batch 4, 2 nodes: predicted beside measured'
+        assert lines[2].split() == ['100mbit', 'dense', '(torch)', '45.0', '90.0', '-50%']
+        assert lines[-2:] == [
+            '1 of 2 within 25%',
+            '100mbit: dgc (torch) is predicted to win, and does',
+        ]
+
+    @pytest.mark.parametrize(
+        ('high', 'told'),
+        [
+            (25.0, 'and is as good: dgc (torch) does, 20.0 to 23.0 ms, but takes up to 25.0'),
+            (22.0, 'which is wrong: dgc (torch) does, 20.0 to 23.0 ms'),
+        ],
+    )
+    def test_another_winner_may_be_as_good(self, high, told):
+        cells = [
+            check.cell(row('dgc', 20.0, high=high), 30.0),
+            check.cell(row('gtopk', 23.0), 25.0),
+        ]
+        assert check.winner(cells) == f'100mbit: gtopk (torch) is predicted to win, {told}'
+
+
+@pytest.fixture
+def host(tmp_path, monkeypatch):
+    """A file of what the host does; and what a command changes in its process is put back."""
+    monkeypatch.setattr(command, 'end_tidily', lambda: None)
+    threads = torch.get_num_threads()
+    file = tmp_path / 'host.json'
+    numbers = {'network': {'alpha': 1e-5, 'beta': 1e-10}, 'processor': 1e-10, 'error': 0.1}
+    file.write_text(json.dumps(numbers))
+    yield str(file)
+    torch.set_num_threads(threads)
+
+
+class TestCommand:
+    @pytest.mark.parametrize(
+        ('words', 'told'),
+        [
+            ([], 'nothing to plan: give a stack (--configs FILE ...), or --check TABLE'),
+            (['--configs', 'configs/digits/cn.py'], 'did you mean configs/digits/cnn.py?'),
+            ([*STACK, '--worker', '4'], 'unknown argument --worker; did you mean --workers?'),
+            ([*STACK, '--workers', '1'], 'one worker has nobody to exchange gradients with'),
+            ([*STACK, '--workers', 'few'], "--workers: invalid positive value: 'few'"),
+            ([*STACK, '--bandwidths', 'fast'], "'fast' is not a rate"),
+            ([*STACK, '--latency', '-1'], '--latency is in ms, from 0 on, got -1.0'),
+            ([*STACK, '--latency', 'nan'], '--latency is in ms, from 0 on, got nan'),
+            ([*STACK, '--sharing', '0.5'], '--sharing is how many workers share a core, got 0.5'),
+            ([*STACK, '--png', 'nowhere/plan.png'], '--png: there is no folder'),
+            ([*STACK, '--json', 'nowhere/plan.json'], '--json: there is no folder'),
+            ([*STACK, '--configs.train.batch_sizes', '4'], 'did you mean'),
+            ([*STACK, '--configs.train.batch_size', 'x'], 'expected int, got str'),
+            ([*STACK, '--configs.train.batch_size', '5000'], 'fewer than one step of 5000'),
+            ([*STACK, '--check', 'nowhere.json'], '--check: nowhere.json is no table'),
+            (['--check', 'x', '--workers', '4'], '--workers is of no use without a stack'),
+            (
+                ['--check', 'x', '--configs.seed', '4'],
+                '--configs.seed is of no use without a stack',
+            ),
+        ],
+    )
+    def test_bad_input_is_told_in_one_line(self, host, capsys, words, told):
+        try:
+            code = command.main([*words, '--calibration', host])
+        except SystemExit as end:
+            code = end.code
+        said = capsys.readouterr().err.splitlines()
+        assert code == 2 and len(said) == 1, said
+        assert said[0].startswith('tools.plan: ') and told in said[0]
+
+    def test_a_damaged_calibration_is_told_with_the_remedy(self, host, tmp_path, capsys):
+        (tmp_path / 'host.json').write_text('{"network": 3}')
+        assert command.main([*STACK, '--calibration', host]) == 2
+        (said,) = capsys.readouterr().err.splitlines()
+        assert 'holds no calibration' in said and 'delete it, and it is measured' in said
+
+    def test_help_teaches_without_torch(self, capsys):
+        with pytest.raises(SystemExit) as end:
+            command.parse(['--help'])
+        said = capsys.readouterr().out
+        assert end.value.code == 0 and '--configs configs/digits/cnn.py' in said
+        assert 'efficiency' in said
+
+    def test_a_stack_is_planned(self, host, tmp_path, capsys, monkeypatch):
+        # All optimizers alike: between two of them a busy machine may decide.
+        monkeypatch.setattr(Bench, 'update', lambda bench, composition: 1e-3)
+        words = [*STACK, 'configs/dgc/wm5.py', '--workers', '2', '1024', '--calibration', host]
+        words += ['--bandwidths', '1mbit', '100gbit', '--latency', '0']
+        out, png = tmp_path / 'plan.json', tmp_path / 'plan.png'
+        draws = importlib.util.find_spec('matplotlib') is not None
+        assert command.main([*words, '--json', str(out), *(['--png', str(png)] * draws)]) == 0
+        assert png.exists() == draws
+        said = capsys.readouterr().out
+        assert '36,010 parameters' in said and '2 workers' in said and '1,024 workers' in said
+        plan = json.loads(out.read_text())
+        cells = {(c['bandwidth'], c['workers'], c['composition']): c for c in plan['predictions']}
+        assert len(cells) == 2 * 2 * 7 and plan['calibration']['network']['alpha'] == 1e-5
+        assert all(0 < cell['efficiency'] <= 1 + 1e-9 for cell in cells.values())
+        # 36,010 float32 numbers take longer than a step on a slow link, and nothing on a fast one.
+        assert cells['1mbit', 2, 'yours']['ms'] < cells['1mbit', 2, 'dense']['ms']
+        assert cells['1mbit', 2, 'dense']['ms'] > 4 * 36_010 * 8 / 1e3
+        assert cells['100gbit', 2, 'dense']['wins']
+        assert 'dense wins at 100gbit with 2' in said and 'compression is not worth it' in said
+
+    def test_matplotlib_is_asked_for_only_with_png(self, host, monkeypatch, capsys, tmp_path):
+        monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+        with pytest.raises(SystemExit):
+            command.parse([*STACK, '--png', str(tmp_path / 'plan.png')])
+        assert '--png needs matplotlib' in capsys.readouterr().err
+
+    def test_a_table_is_checked(self, host, tmp_path, capsys):
+        rows = [
+            row('compute', 5.0, rate='1mbit'),
+            row('dense', 1200.0, rate='1mbit'),
+            row('dgc packed int8', 40.0, rate='1mbit'),
+            row('compute', 5.0, rate='none'),
+            row('dense', 6.0, rate='none'),
+        ]
+        out, file = tmp_path / 'check.json', str(table_file(tmp_path, rows))
+        words = ['--check', file, '--calibration', host, '--json', str(out)]
+        assert command.main(words) == 0
+        said = capsys.readouterr().out
+        assert '1mbit: dgc packed int8 (torch) is predicted to win, and does' in said
+        assert 'none: dense (torch) is predicted to win, and does' in said
+        cells = json.loads(out.read_text())['check']
+        assert [cell['name'] for cell in cells] == [
+            'dense (torch)',
+            'dgc packed int8 (torch)',
+            'dense (torch)',
+        ]
+        assert cells[0]['predicted'] == pytest.approx(1155, rel=0.1)  # 144,040 bytes, and 5 ms
+        assert cells[0]['error'] == pytest.approx(cells[0]['predicted'] / 1200 - 1)
+        assert cells[2]['predicted'] > 5

@@ -1,0 +1,26 @@
+"""One worker of a calibration: `LAUNCHER python -m tools.plan.calibration_worker SPEC`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import dgc
+from bench.spec import write_json
+from dgc.costmodel import calibrate
+
+
+def main(path: str) -> None:
+    """Measure, and have rank 0 answer in the file that the spec at ``path`` names."""
+    engine = dgc.create()
+    calibration = calibrate(engine)
+    if engine.rank == 0:
+        write_json(Path(json.loads(Path(path).read_text())['answer']), asdict(calibration))
+    engine.barrier()
+    engine.close()
+
+
+if __name__ == '__main__':
+    main(sys.argv[1])

@@ -1,0 +1,73 @@
+"""What the parts of a path are put into, to see what goes on inside."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from torch import Tensor
+
+from dgc.codec import Codec
+from dgc.engines import Engine
+from dgc.sparse import Sparse
+
+T = TypeVar('T')
+
+
+class Metered(Engine):
+    """Another engine, which carries everything.
+
+    processor: seconds that this thread has spent inside it. In a simulation they say nothing of
+    what a real engine costs.
+    """
+
+    name = 'metered'
+    has_thread = False
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine.rank, engine.size, engine.local_rank, engine.local_size)
+        self._engine = engine
+        self.processor = 0.0
+
+    def _meter(self, call: Callable[[], T]) -> T:
+        before = time.thread_time()
+        result = call()
+        self.processor += time.thread_time() - before
+        return result
+
+    def _all_reduce(self, tensor: Tensor) -> Tensor:
+        return self._meter(partial(self._engine.all_reduce, tensor))
+
+    def _all_gather(self, tensor: Tensor) -> Tensor:
+        return self._meter(partial(self._engine.all_gather, tensor))
+
+    def _send_recv(
+        self, tensor: Tensor, destination: int | None, source: int | None
+    ) -> Tensor | None:
+        return self._meter(partial(self._engine.send_recv, tensor, destination, source))
+
+    def _broadcast(self, tensor: Tensor, root: int) -> Tensor:
+        return self._meter(partial(self._engine.broadcast, tensor, root))
+
+    def _barrier(self) -> None:
+        self._meter(self._engine.barrier)
+
+
+class Counting(Codec):
+    """Another codec's codings. handled: messages encoded or decoded so far."""
+
+    def __init__(self, codec: Codec) -> None:
+        super().__init__(codec.values, codec.indices)
+        self.handled = 0
+
+    def encode(self, sparse: Sparse) -> Tensor:
+        """See :meth:`Codec.encode`."""
+        self.handled += 1
+        return super().encode(sparse)
+
+    def decode(self, message: Tensor) -> Sparse:
+        """See :meth:`Codec.decode`."""
+        self.handled += 1
+        return super().decode(message)

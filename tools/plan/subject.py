@@ -1,0 +1,89 @@
+"""What is trained: the model of a stack, or of a benchmark, with one worker's batches."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from bench.rows import SETTINGS
+from bench.workloads import WORKLOADS, loss, make_batches, make_model
+from dgc import DGCSGD, Composition
+from dgc.engines import LocalEngine
+from dgc.optimizer import groups_of
+from dgc.planner import Named
+from utils.build import build_loaders, parameter_groups, seed_everything, threads
+from utils.config import Config
+
+BATCHES = 4  # different ones, which come in turn
+CPU = torch.device('cpu')
+
+
+class Subject(NamedTuple):
+    """A model and how one worker trains it.
+
+    closure: the loss of the next step's last batch, with the passes of those before it made.
+    optimizer: makes the one that goes with a composition's memory.
+    """
+
+    model: nn.Module
+    closure: Callable[[], Tensor]
+    optimizer: Callable[[Composition], Optimizer]
+
+    def trained(self, composition: Composition) -> list[Named]:
+        """The parameters that the optimizer updates, for a planner."""
+        groups = groups_of(self.optimizer(composition))
+        named = self.model.named_parameters()
+        return [(name, p, groups[p]) for name, p in named if p.requires_grad and p in groups]
+
+
+def of_stack(configs: Config) -> Subject:
+    """Of a resolved configuration, on the CPU, with as many threads as training would have.
+
+    Raises what the parts raise for settings that they refuse.
+    """
+    torch.set_num_threads(threads(configs.data.num_threads_per_worker, 1))
+    seed_everything(configs.seed)
+    loaders, _ = build_loaders(configs, configs.dataset.build(), LocalEngine(), CPU)
+    batches = itertools.cycle(list(itertools.islice(loaders['train'], BATCHES)))
+    model = configs.model.build().train()
+    criterion, train = configs.train.criterion.build(), configs.train
+
+    def closure() -> Tensor:
+        parts = zip(*(tensor.split(train.batch_size) for tensor in next(batches)), strict=True)
+        losses = (criterion(model(inputs), targets) for inputs, targets in parts)
+        for _ in range(train.num_batches_per_step - 1):
+            next(losses).backward()
+        return next(losses)
+
+    def optimizer(composition: Composition) -> Optimizer:
+        groups = parameter_groups(model, train.optimize_bn_separately)
+        ours = train.optimizer.build(groups)
+        if composition.memory.holds_momentum and type(ours) is SGD:
+            return train.optimizer.using(DGCSGD).build(groups)
+        if not composition.memory.holds_momentum and isinstance(ours, DGCSGD):
+            return train.optimizer.using(SGD).build(groups)
+        return ours
+
+    return Subject(model, closure, optimizer)
+
+
+def of_workload(name: str, batch: int) -> Subject:
+    """Of a benchmark's: ``name`` of WORKLOADS, so many samples a worker."""
+    workload = WORKLOADS[name]
+    model = make_model(workload)
+    batches = itertools.cycle(make_batches(workload, batch, rank=0))
+
+    def closure() -> Tensor:
+        inputs, targets = next(batches)
+        return loss(model(inputs), targets)
+
+    def optimizer(composition: Composition) -> Optimizer:
+        kind = DGCSGD if composition.memory.holds_momentum else SGD
+        return kind(model.parameters(), **SETTINGS)
+
+    return Subject(model, closure, optimizer)
