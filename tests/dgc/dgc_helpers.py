@@ -150,15 +150,19 @@ def watch(composition: dgc.Composition) -> dict[str, list[Selection]]:
     select, forget = memory.select, memory.forget
 
     def watched_select(bucket, compressor):
+        gradient = bucket.gradient.float().clone()
         corrected = memory.compensate(twin(bucket)).float().clone()
-        before[bucket.name] = bucket.gradient.float().clone(), corrected
-        return select(bucket, compressor)
+        selected = select(bucket, compressor)
+        before[bucket.name] = gradient, corrected, selected.to_dense()
+        return selected
 
     def watched_forget(bucket, sent):
-        indices = None if sent.is_dense else sent.indices.clone()
-        delivered = sent.to_dense()  # of a dense message, the storage that is to be cleared
+        gradient, corrected, delivered = before[bucket.name]
+        if not sent.is_dense:  # what is dense may lie where the sum is by now
+            delivered = sent.to_dense()
         forget(bucket, sent)
-        note = Selection(*before[bucket.name], delivered, kept_by(bucket), sent.is_dense, indices)
+        indices = None if sent.is_dense else sent.indices.clone()
+        note = Selection(gradient, corrected, delivered, kept_by(bucket), sent.is_dense, indices)
         notes.setdefault(bucket.name, []).append(note)
 
     memory.select, memory.forget = watched_select, watched_forget
