@@ -139,9 +139,9 @@ def composition(choose: Callable[[Any], Composition]) -> Make:
     return make
 
 
-def packed(dgc: Any, **parts: Any) -> Composition:
+def packed(dgc: Any, ratio: float = RATIO, **parts: Any) -> Composition:
     """Deep Gradient Compression in the fewest bytes, with other parts in place of its own."""
-    return dgc.deep_gradient_compression(RATIO, values='int8', indices='packed', **parts)
+    return dgc.deep_gradient_compression(ratio, values='int8', indices='packed', **parts)
 
 
 # From the package dgc, so that a row may use what another version of it lacks.

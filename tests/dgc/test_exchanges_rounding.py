@@ -49,7 +49,7 @@ def test_a_rounding_is_kept_by_one_worker_even_where_many_write_the_same(row, wo
 def test_a_gradient_of_zeros_is_sent_and_nothing_comes_of_it(row, workers):
     """torch.topk chooses k zeros where there is nothing else: messages of explicit zeros."""
     case = Case('', 5, [torch.zeros(30)] * workers)
-    for codec in (Codec(), *CODECS.values()):
+    for codec in (Codec(), CODECS['int8 packed']):
         [ended] = bring_all(EXCHANGES[row][0], [case], codec)
         for one in ended:
             assert not one.total.any()

@@ -1,0 +1,167 @@
+"""One worker of bench.accuracy, started by torchrun: `-m bench.accuracy_worker SPEC`."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.rows import RATIO, Make, Trained, composition, ddp, packed
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+    from dgc import Engine
+
+LR = 0.1  # of four workers of batch 32, after the first epoch
+WARMUP = 2  # epochs in which the ratio falls
+SEED = 42
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """row: of ROWS. root: of the images, of which the first ``images`` are trained with."""
+
+    row: str
+    root: str
+    images: int
+    batch: int
+    epochs: int
+
+
+def compressed(ratio: float = RATIO, **parts: Callable[[Any], Any]) -> Callable[[int], Make]:
+    """Deep Gradient Compression with other parts, by the steps of an epoch."""
+
+    def of(steps: int) -> Make:
+        return composition(
+            lambda dgc: packed(
+                dgc,
+                ratio,
+                warmup_epochs=WARMUP,
+                warmup_stage_steps=steps,
+                **{name: make(dgc) for name, make in parts.items()},
+            )
+        )
+
+    return of
+
+
+ROWS: dict[str, Callable[[int], Make]] = {
+    'ddp': lambda _: ddp,
+    'dgc': compressed(),
+    'dgc 1 %': compressed(0.01),
+    'gtopk': compressed(exchange=lambda dgc: dgc.exchanges.GTopK()),
+    'gtopk 1 %': compressed(0.01, exchange=lambda dgc: dgc.exchanges.GTopK()),
+    'spardl': compressed(exchange=lambda dgc: dgc.exchanges.SparDL()),
+    'spardl 1 %': compressed(0.01, exchange=lambda dgc: dgc.exchanges.SparDL()),
+    'oktopk 1 %': compressed(0.01, exchange=lambda dgc: dgc.exchanges.OkTopK()),
+}
+
+
+def rate_at(step: int, steps: int, epochs: int) -> float:
+    """One epoch of linear warm-up, then a cosine to zero."""
+    if step < steps:
+        return LR * (step + 1) / steps
+    return LR * (1 + math.cos(math.pi * (step - steps) / (steps * (epochs - 1) or 1))) / 2
+
+
+class Training:
+    """One worker's part of a row."""
+
+    def __init__(self, recipe: Recipe, engine: Engine) -> None:
+        import torch
+
+        from datasets import CIFAR
+        from models.cifar import resnet20
+        from utils.data import evaluation_loader, train_loader
+
+        images = CIFAR(recipe.root, download=False, verify=False, num_train=recipe.images)
+        rank, size = engine.rank, engine.size
+        self.loader, self.share = train_loader(
+            images['train'], recipe.batch, rank, size, SEED, processes=0
+        )
+        self.test = evaluation_loader(images['test'], 250, rank, size, processes=0)
+        torch.manual_seed(SEED)
+        make = ROWS[recipe.row](len(self.loader))
+        self.engine, self.epochs = engine, recipe.epochs
+        self.trained: Trained = make(resnet20(10).train(), engine)
+        torch.manual_seed(SEED + rank)  # augmentation
+
+    def epoch(self, number: int) -> float:
+        """One pass over the training images; returns its seconds."""
+        from torch.nn.functional import cross_entropy
+
+        network, optimizer = self.trained.network.train(), self.trained.optimizer
+        self.share.epoch = number
+        steps = len(self.loader)
+        self.engine.barrier()
+        start = time.perf_counter()
+        for step, (inputs, targets) in enumerate(self.loader, number * steps):
+            for group in optimizer.param_groups:
+                group['lr'] = rate_at(step, steps, self.epochs)
+            optimizer.zero_grad()
+            cross_entropy(network(inputs), targets).backward()
+            optimizer.step()
+        self.engine.barrier()
+        return time.perf_counter() - start
+
+    def accuracy(self) -> float:
+        """Per cent of all test images, with BatchNorm's statistics averaged over the workers."""
+        import torch
+
+        import dgc
+
+        network = self.trained.network.eval()
+        dgc.average_tensors(self.engine, network.buffers())
+        with torch.inference_mode():
+            right = sum(int((network(x).argmax(1) == y).sum()) for x, y in self.test)
+        counts = torch.tensor([float(right), float(count(self.test))])
+        right, total = self.engine.all_reduce(counts).tolist()
+        return 100 * right / total
+
+    def megabytes(self) -> float:
+        """Gradients that this worker has sent so far, of 10⁶ bytes; DDP's as a ring's."""
+        if self.trained.ours is not None:
+            return self.trained.ours.reducer.progress.sent / 1e6
+        parameters = sum(p.numel() for p in self.trained.network.parameters())
+        size, steps = self.engine.size, len(self.loader) * self.epochs
+        return 2 * (size - 1) / size * 4 * parameters * steps / 1e6
+
+
+def count(loader: DataLoader) -> int:
+    """Of this worker's images."""
+    return len(loader.sampler)  # type: ignore[arg-type]
+
+
+def main(path: str) -> None:
+    """Train what the spec at ``path`` asks for; rank 0 answers after every epoch."""
+    import torch
+
+    import dgc
+    from bench.gate import wait_at
+    from bench.spec import write_json
+
+    spec = json.loads(Path(path).read_text())
+    answer = Path(spec.pop('answer'))
+    torch.set_num_threads(1)
+    engine = dgc.create()
+    training = Training(Recipe(**spec), engine)
+    wait_at(answer.parent, engine)
+    seconds, epochs = 0.0, []
+    for number in range(training.epochs):
+        seconds += training.epoch(number)
+        epochs.append({'seconds': seconds, 'accuracy': training.accuracy()})
+        if engine.rank == 0:
+            print(f'epoch {number}: {seconds:.0f} s, {epochs[-1]["accuracy"]:.2f} %', flush=True)
+            write_json(answer, {'epochs': epochs, 'megabytes': training.megabytes()})
+    engine.barrier()
+    engine.close()
+
+
+if __name__ == '__main__':
+    main(sys.argv[1])
