@@ -75,7 +75,7 @@ class GTopKDoubling(Exchange):
             message, rounding = wire.write(partial)
             received = engine.send_recv(message, rank ^ gap, rank ^ gap)
             pair = [wire.read(message, rank), wire.read(received, rank ^ gap)]
-            partial, rest = cut(merge(pair if rank < rank ^ gap else pair[::-1]), wire.k)
+            partial, rest = cut(merge(pair), wire.k)  # a sum of two is the same in either order
             if rank % gap == 0:
                 ledger.cut(rounding)
             if rank % (2 * gap) == 0:

@@ -49,7 +49,8 @@ class Hierarchical(Exchange):
         self.exchange.check(self._peers(engine))
 
     def prepare(self, bucket: Bucket, engine: Engine, healthy: bool) -> bool:
-        """The machine's sum becomes its first worker's gradient, and the others' zero."""
+        """The machine's sum becomes its first worker's gradient, and the others' zero. It is of the
+        gradient's type, so half precision rounds it."""
         machine = self._machine(engine)
         machine.reduce(bucket.gradient)
         if bucket.name not in self._moved:

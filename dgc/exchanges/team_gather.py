@@ -64,7 +64,7 @@ class RecursiveDoubling(TeamGather):
             blocks.add(rounding, holders=gap)
             received = owners.send_recv(message, other, other)
             pair = [wire.read(message, rank), wire.read(received, other)]
-            partial, rest = cut(merge(pair if rank < other else pair[::-1]), wire.k)
+            partial, rest = cut(merge(pair), wire.k)  # a sum of two is the same in either order
             blocks.add(rest, holders=2 * gap)
         return partial
 
