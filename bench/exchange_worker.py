@@ -96,7 +96,7 @@ class Worker:
         self._case, self._engine, self._clock, self._codec = case, engine, clock, codec
         weight = Parameter(torch.empty(case.numel), requires_grad=False)
         self._bucket = Bucket([('weight', weight, {})], RatioSchedule(case.k / case.numel))
-        self._bucket.ratio = case.k / case.numel
+        self._bucket.ratio = (case.k - 0.5) / case.numel  # k, however the product is rounded
         self._draw = torch.Generator().manual_seed(engine.rank)
 
     def steps(self) -> list[Step]:

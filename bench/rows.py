@@ -158,9 +158,7 @@ COMPOSITIONS: dict[str, Callable[[Any], Composition]] = {
     'spardl': lambda dgc: packed(
         dgc, exchange=dgc.exchanges.SparDL(compressor=dgc.compressors.SampledTopK())
     ),
-    'oktopk': lambda dgc: packed(
-        dgc, compressor=dgc.compressors.PeriodicThreshold(), exchange=dgc.exchanges.OkTopK()
-    ),
+    'oktopk': lambda dgc: packed(dgc, exchange=dgc.exchanges.OkTopK()),
     'chunk': lambda dgc: packed(dgc, exchange=dgc.exchanges.ChunkAllReduce(1024)),
 }
 

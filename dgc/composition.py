@@ -51,7 +51,8 @@ class Composition:
         if isinstance(self.compressor, Dense) != takes_all:
             raise ValueError(
                 f'{type(self.compressor).__name__} and {type(self.exchange).__name__} do not fit: '
-                'AllReduce, and an exchange that selects, take all from Dense(); others take a part'
+                'AllReduce, SparDL and chunks take all: leave the compressor out, or set it to '
+                'None; the others take a part'
             )
 
     @property
@@ -62,8 +63,9 @@ class Composition:
 
     @property
     def loses_gradient(self) -> bool:
-        """Whether it sends a part and keeps none of the rest."""
-        return isinstance(self.memory, NoMemory) and not isinstance(self.exchange, AllReduce)
+        """Whether it sends a part, and keeps not all of the rest."""
+        forgets = isinstance(self.memory, NoMemory) and not isinstance(self.exchange, AllReduce)
+        return forgets or self.exchange.loses
 
 
 def dense(

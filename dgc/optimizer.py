@@ -247,8 +247,8 @@ def check_momentum(optimizer: Optimizer, composition: Composition) -> None:
             'or MomentumCorrection'
         )
     if composition.loses_gradient:
-        warnings.warn(
-            f'{type(composition.compressor).__name__} without a memory loses whatever it does '
-            'not send: use Residual or MomentumCorrection',
-            stacklevel=3,
-        )
+        told = f'{memory} loses whatever is not sent: use Residual or MomentumCorrection'
+        if composition.exchange.loses:
+            exchange = type(composition.exchange).__name__
+            told = f'{exchange} loses part of what it cuts: use GlobalResiduals'
+        warnings.warn(told, stacklevel=3)

@@ -80,7 +80,7 @@ class Reducer:
         self.engine = engine
         self.progress = Progress()
         self._dense = (Dense(), AllReduce())
-        composition.exchange.check(engine)
+        composition.exchange.check(engine, buckets[0].gradient.device if buckets else 'cpu')
         self._ready = [False] * len(buckets)
         self._pending: list[Future[Outcome]] = []
         self._failures: list[str] = []
@@ -182,15 +182,17 @@ class Reducer:
 
     def _take_down_the_path(self, bucket: Bucket) -> Outcome:
         start, before = time.perf_counter(), replace(self.engine.traffic)
-        codec, memory = self.composition.codec, self.composition.memory
+        composition, memory = self.composition, self.composition.memory
         compressor, exchange = self._route(bucket)
         healthy = finite(bucket.gradient)
         if not healthy:
             self._failures.extend(not_finite(bucket))
-        elif self.composition.clipping is not None and self.composition.overlaps:
-            self.composition.clipping.clip([bucket], self.engine)
+        elif composition.clipping is not None and composition.overlaps:
+            composition.clipping.clip([bucket], self.engine)
         if bucket.schedule is not None:  # dense for now or not: the momentum has to be in one place
-            healthy = self.composition.exchange.prepare(bucket, self.engine, healthy)
+            was, healthy = healthy, composition.exchange.prepare(bucket, self.engine, healthy)
+            if was and not healthy:  # another's fault, or half precision's
+                self._failures.append(f'{bucket.name}, summed inside the machine')
         if healthy:
             selected = memory.select(bucket, compressor)
             healthy = finite(selected.values)
@@ -198,11 +200,11 @@ class Reducer:
                 self._failures.append(bucket.name)
         if not healthy:
             selected = poison(bucket, dense=isinstance(compressor, Dense))
-        exchanged = exchange.sum(bucket, selected, codec, self.engine)
-        if healthy:
-            memory.settle(bucket, selected, exchanged)
+        exchanged = exchange.sum(bucket, selected, composition.codec, self.engine)
         bucket.assign_mean(exchanged.parts, self.engine.size)
         poisoned = bool(bucket.gradient[0].isnan())
+        if not poisoned:  # else what others have sent, and we have cut, may hold a NaN
+            memory.settle(bucket, selected, exchanged)
         kept = (exchanged.sent or selected).values.numel()
         self._account(bucket, kept, time.perf_counter() - start, before)
         return Outcome(poisoned, Fence(bucket.gradient.device))

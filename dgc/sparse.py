@@ -77,7 +77,9 @@ def merge(parts: Sequence[Sparse]) -> Sparse:
     """The sum of sparse messages of the same ``numel``, added in their order."""
     indices, place = torch.unique(torch.cat([indices_of(p) for p in parts]), return_inverse=True)
     values = torch.zeros(len(indices), device=indices.device)
-    values.index_add_(0, place, torch.cat([part.values for part in parts]))
+    # One after another: a GPU adds what one call has at the same index in any order.
+    for part, places in zip(parts, place.split([len(p.values) for p in parts]), strict=True):
+        values.index_add_(0, places, part.values)
     return Sparse(values, indices, parts[0].numel)
 
 

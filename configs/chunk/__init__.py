@@ -11,5 +11,6 @@ from utils.config import Config, configs
 configs.train.compression = configs.train.compression.using(deep_gradient_compression)
 configs.train.compression.compress_ratio = 0.001
 configs.train.compression.memory = Config(MomentumCorrection)
+configs.train.compression.compressor = None  # the exchange selects
 configs.train.compression.exchange = Config(ChunkAllReduce)
 configs.train.optimizer = configs.train.optimizer.using(DGCSGD)

@@ -13,5 +13,6 @@ from utils.config import Config, configs
 configs.train.compression = configs.train.compression.using(deep_gradient_compression)
 configs.train.compression.compress_ratio = 0.001
 configs.train.compression.memory = Config(Residual)
+configs.train.compression.compressor = None  # the exchange selects
 configs.train.compression.exchange = Config(SparDL)
 configs.train.optimizer = configs.train.optimizer.using(torch.optim.SGD)

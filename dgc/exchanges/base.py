@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from dgc.buckets import Bucket
 from dgc.codec import Codec
 from dgc.engines.base import Engine
@@ -38,14 +40,19 @@ class Exchange(ABC):
     rounding ends in exactly one worker's ``left_out``. All workers make the same calls of the
     engine, whatever their data: ``send_recv`` with nobody where there is nothing to say.
 
+    loses: some of what it cuts is kept by nobody.
     selects: it cuts the corrected gradient itself, and is handed all of it as a dense message. A
         dense message shares the memory's storage, which is not to be changed.
     """
 
     selects = False
+    loses = False
 
-    def check(self, engine: Engine) -> None:
-        """Raise ValueError where so many workers, so placed, cannot be served."""
+    def check(self, engine: Engine, device: torch.device | str = 'cpu') -> None:
+        """Raise ValueError where so many workers, so placed, cannot be served; alike on all.
+
+        device: of the tensors that the engine carries.
+        """
 
     def prepare(self, bucket: Bucket, engine: Engine, healthy: bool) -> bool:
         """Sum into ``bucket.gradient`` what must be summed before anything is kept back.

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from dgc.compressors.base import Compressor
+from dgc.corrected import Corrected
 from dgc.sparse import Sparse, gather, indices_of
 
 
@@ -19,13 +20,17 @@ class Blocks:
     flat: float32 ``[n]``, changed in place.
     count: ``m``; a block of ``n/m`` elements keeps ``limit``, at least one.
     compressor: chooses what is taken out of a block.
+    name: of the bucket, by which a compressor remembers each block.
     """
 
-    def __init__(self, flat: Tensor, count: int, k: int, compressor: Compressor) -> None:
+    def __init__(
+        self, flat: Tensor, count: int, k: int, compressor: Compressor, name: str = ''
+    ) -> None:
         self.flat = flat
         self.limit = max(-(-k // count), 1)
         self._count = count
         self._compressor = compressor
+        self._name = name
         self._taken: list[Tensor] = []
 
     def take(self, block: int) -> Sparse:
@@ -34,7 +39,8 @@ class Blocks:
         begin, end = (number * numel // self._count for number in (block, block + 1))
         # Half an element less: the product of a rounded ratio is rounded up.
         ratio = min((self.limit - 0.5) / max(end - begin, 1), 1.0)
-        chosen = self._compressor.compress(self.flat[begin:end], ratio)
+        corrected = Corrected(self.flat[begin:end], name=f'{self._name}, block {block}')
+        chosen = self._compressor.select(corrected, ratio)
         indices = indices_of(chosen) + begin
         self.flat.index_fill_(0, indices, 0.0)
         self._taken.append(indices)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from dgc.buckets import Bucket
 from dgc.codec import Codec
 from dgc.engines.base import Engine
@@ -31,22 +33,31 @@ class Hierarchical(Exchange):
         self.exchange = exchange
         self.local_size = local_size
         self.selects = exchange.selects
+        self.loses = exchange.loses
+        self._per_machine = local_size or 1
         self._moved: set[str] = set()
 
-    def check(self, engine: Engine) -> None:
-        """See :meth:`Exchange.check`."""
-        local_size = self._workers(engine)
+    def check(self, engine: Engine, device: torch.device | str = 'cpu') -> None:
+        """See :meth:`Exchange.check`; learns how many workers a machine has."""
+        local_size = self._per_machine = self._workers(engine)
+        if self.local_size is None:
+            ours = torch.tensor([local_size], dtype=torch.int32, device=device)
+            sizes = sorted(set(engine.all_gather(ours).view(-1).tolist()))
+            if len(sizes) > 1:
+                raise ValueError(
+                    f'machines have {sizes} workers: start as many on each, or set local_size'
+                )
         if engine.size % local_size:
             raise ValueError(
                 f'local_size={local_size} does not divide {engine.size} workers: start as many on '
-                'every machine'
+                'every machine, or set another local_size'
             )
         if self.local_size is None and engine.rank % local_size != engine.local_rank:
             raise ValueError(
                 f'rank {engine.rank} is number {engine.local_rank} of the {local_size} on its '
                 'machine: give the workers of a machine consecutive ranks'
             )
-        self.exchange.check(self._peers(engine))
+        self.exchange.check(self._peers(engine), device)
 
     def prepare(self, bucket: Bucket, engine: Engine, healthy: bool) -> bool:
         """The machine's sum becomes its first worker's gradient, and the others' zero. It is of the
@@ -74,12 +85,12 @@ class Hierarchical(Exchange):
         return exchanged._replace(parts=[Sparse(total, None, bucket.numel)])
 
     def bytes_sent(self, numel: int, k: int, codec: Codec, workers: int) -> float:
-        """Between machines only, where ``local_size`` is set; else as if each had one worker."""
-        return self.exchange.bytes_sent(numel, k, codec, max(workers // (self.local_size or 1), 1))
+        """Between machines only."""
+        return self.exchange.bytes_sent(numel, k, codec, max(workers // self._per_machine, 1))
 
     def bytes_inside(self, numel: int) -> float:
         """Bytes that a machine's first worker sends the others: ``4n`` to each whom it tells."""
-        return FLOAT32_BYTES * numel * ((self.local_size or 1) - 1).bit_length()
+        return FLOAT32_BYTES * numel * (self._per_machine - 1).bit_length()
 
     def state_dict(self) -> dict[str, Any]:
         """That of the exchange between machines."""

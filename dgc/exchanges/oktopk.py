@@ -98,11 +98,12 @@ class OkTopK(Exchange):
 
     def state_dict(self) -> dict[str, Any]:
         """Thresholds and regions, by bucket."""
-        return {name: asdict(state) for name, state in self._states.items()}
+        return {'states': {name: asdict(state) for name, state in self._states.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what ``state_dict`` gave."""
-        self._states = {name: State(**saved) for name, saved in state.items()}
+        saved = state.get('states', {})
+        self._states = {name: State(**numbers) for name, numbers in saved.items()}
 
 
 def region_bounds(indices: Tensor, numel: int, engine: Engine) -> list[int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from dgc.buckets import Bucket
 from dgc.codec import Codec
 from dgc.compressors.base import Compressor, keep
@@ -49,8 +51,9 @@ class SparDL(Exchange):
         self.gather.check(teams)
         self.compressor = compressor or TopK()
         self.residuals = residuals or GlobalResiduals()
+        self.loses = self.residuals.loses
 
-    def check(self, engine: Engine) -> None:
+    def check(self, engine: Engine, device: torch.device | str = 'cpu') -> None:
         """See :meth:`Exchange.check`."""
         if engine.size % self.teams:
             raise ValueError(
@@ -63,9 +66,8 @@ class SparDL(Exchange):
         number, place = divmod(engine.rank, size)
         team = Group(engine, range(number * size, (number + 1) * size))
         owners = Group(engine, range(place, engine.size, size))
-        blocks = Blocks(
-            bucket.hold(sparse.values), size, keep(bucket.numel, bucket.ratio), self.compressor
-        )
+        k = keep(bucket.numel, bucket.ratio)
+        blocks = Blocks(bucket.hold(sparse.values), size, k, self.compressor, bucket.name)
         own = reduce_scatter(blocks, bucket, codec, team)
         if self.teams > 1:
             own = self.gather.sum(own, blocks, bucket, codec, owners)

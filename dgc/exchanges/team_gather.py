@@ -110,11 +110,12 @@ class Bruck(TeamGather):
 
     def state_dict(self) -> dict[str, Any]:
         """The sizes, by bucket."""
-        return {name: size.state_dict() for name, size in self._sizes.items()}
+        return {'sizes': {name: size.state_dict() for name, size in self._sizes.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what ``state_dict`` gave."""
-        self._sizes = {name: AdaptiveSize(**saved) for name, saved in state.items()}
+        saved = state.get('sizes', {})
+        self._sizes = {name: AdaptiveSize(**numbers) for name, numbers in saved.items()}
 
 
 class AdaptiveSize:

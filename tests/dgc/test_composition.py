@@ -153,7 +153,7 @@ def test_sending_a_part_without_a_memory_warns():
     """grace#10."""
     composition = dgc.deep_gradient_compression(0.02, memory=NoMemory())
     assert composition.loses_gradient
-    with pytest.warns(UserWarning, match='SampledTopK without a memory loses'):
+    with pytest.warns(UserWarning, match='NoMemory loses whatever is not sent'):
         wrap(parameters(), composition)
 
 

@@ -244,4 +244,13 @@ def test_the_engine_says_how_many_a_machine_has():
 
     assert dgc.simulate(3, worker) == [True, False, False]
     exchange = Hierarchical(AllGather())
-    exchange.check(SimpleNamespace(rank=1, size=2, local_rank=1, local_size=2))
+    exchange.check(
+        SimpleNamespace(
+            rank=1,
+            size=2,
+            local_rank=1,
+            local_size=2,
+            all_gather=lambda tensor: tensor.expand(2, 1),
+        )
+    )
+    assert exchange.bytes_inside(NUMEL) == 4 * NUMEL

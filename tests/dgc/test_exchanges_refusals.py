@@ -25,7 +25,13 @@ from dgc.sparse import Sparse
 
 def place(rank=0, size=4, local_rank=0, local_size=1):
     """An engine, as far as a check looks."""
-    return SimpleNamespace(rank=rank, size=size, local_rank=local_rank, local_size=local_size)
+    return SimpleNamespace(
+        rank=rank,
+        size=size,
+        local_rank=local_rank,
+        local_size=local_size,
+        all_gather=lambda tensor: tensor.expand(size, -1),
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,3 +106,15 @@ def test_a_message_of_another_bucket_is_told_by_its_length(exchange):
 
     with pytest.raises(CodecError, match=r'rank \d sent 1[01] elements as its part of weight'):
         dgc.simulate(2, worker)
+
+
+def test_machines_of_different_sizes_are_refused_by_all():
+    """Four workers on machines of 2, 1 and 1: each rank by itself sees nothing wrong."""
+
+    def worker(engine):
+        engine.local_rank, engine.local_size = [(0, 2), (1, 2), (0, 1), (0, 1)][engine.rank]
+        with pytest.raises(ValueError, match=r'machines have \[1, 2\] workers: start as many'):
+            Hierarchical(GTopK()).check(engine)
+        return True
+
+    assert all(dgc.simulate(4, worker))

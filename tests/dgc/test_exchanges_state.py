@@ -14,6 +14,7 @@ from dgc.compressors import PeriodicThreshold, SampledTopK
 from dgc.exchanges import Bruck, GTopK, Hierarchical, OkTopK, SparDL, reference
 from dgc.exchanges.reference import Size
 from dgc.exchanges.team_gather import AdaptiveSize
+from dgc.sparse import Sparse
 
 
 def steps_of(workers: int, steps: int, k: int, whole: bool) -> list[Case]:
@@ -55,7 +56,7 @@ class TestOkTopK:
             exchange, states = OkTopK(), []
             for k in (8, 8, 2, 2, 1):
                 bring(exchange, message._replace(k=k), engine)
-                states.append(copy.deepcopy(exchange.state_dict()['weight']))
+                states.append(copy.deepcopy(exchange.state_dict()['states']['weight']))
             return states
 
         [states] = dgc.simulate(1, worker)
@@ -69,7 +70,7 @@ class TestOkTopK:
         def moved(above, threshold=1.0):
             exchange = OkTopK()
             state = {'step': 1, 'k': 9, 'threshold': threshold, 'bounds': []}
-            exchange.load_state_dict({'weight': state})
+            exchange.load_state_dict({'states': {'weight': state}})
             message = torch.zeros(40)
             message[:above] = 2.0
 
@@ -77,7 +78,7 @@ class TestOkTopK:
                 bucket = bucket_of(message, ratio=8.5 / 40)
                 sparse = dgc.sparse.gather(message, torch.arange(above))
                 exchange.sum(bucket, sparse, EXACT, engine)
-                return exchange.state_dict()['weight']['threshold']
+                return exchange.state_dict()['states']['weight']['threshold']
 
             return dgc.simulate(1, worker)[0]
 
@@ -98,10 +99,10 @@ class TestOkTopK:
             return dgc.simulate(workers, worker)[0], reference.region_bounds(case.inputs)
 
         state, bounds = exchange_of(3, {})
-        assert state['weight']['bounds'] == bounds
+        assert state['states']['weight']['bounds'] == bounds
         state, bounds = exchange_of(4, state)
-        assert state['weight']['bounds'] == bounds
-        assert state['weight']['step'] == 2
+        assert state['states']['weight']['bounds'] == bounds
+        assert state['states']['weight']['step'] == 2
 
     def test_buckets_do_not_share_thresholds(self):
         def worker(engine):
@@ -111,7 +112,9 @@ class TestOkTopK:
                 bucket.members[0] = bucket.members[0]._replace(name=name)
                 flat = scale * torch.arange(40.0)
                 exchange.sum(bucket, dgc.sparse.gather(flat, torch.arange(36, 40)), EXACT, engine)
-            return {name: state['threshold'] for name, state in exchange.state_dict().items()}
+            return {
+                name: state['threshold'] for name, state in exchange.state_dict()['states'].items()
+            }
 
         assert dgc.simulate(1, worker) == [{'one': 36, 'other': 180}]
 
@@ -214,3 +217,31 @@ def test_what_is_remembered_matters(row):
         not torch.equal(one[0].total, other[0].total) or one[0].sent != other[0].sent
         for one, other in zip(rest, fresh, strict=True)
     )
+
+
+@pytest.mark.parametrize('other', [OkTopK, lambda: SparDL(3), GTopK], ids=['oktopk', 'B', 'gtopk'])
+@pytest.mark.parametrize('one', [OkTopK, lambda: SparDL(3)], ids=['oktopk', 'spardl'])
+def test_the_state_of_another_exchange_is_ignored(one, other):
+    """A run may be resumed with another one; what its memory keeps is what counts."""
+    first, second = one(), other()
+    [case] = steps_of(3, 1, 8, first.selects)
+    dgc.simulate(3, lambda engine: bring(first, case, engine))
+    assert first.state_dict() != one().state_dict()
+    second.load_state_dict(first.state_dict())
+    assert type(one()) is type(other()) or second.state_dict() == other().state_dict()
+
+
+def test_a_compressor_that_remembers_does_so_for_each_block():
+    """Blocks of different scales: one threshold for all would choose too few of the small ones."""
+    exchange = SparDL(compressor=PeriodicThreshold())
+    message = torch.cat([torch.arange(1.0, 101.0) * scale for scale in (1.0, 0.01)])
+
+    def worker(engine):
+        bucket = bucket_of(message, ratio=0.1)
+        for _ in range(2):
+            parts = exchange.sum(bucket, Sparse(message, None, 200), EXACT, engine).parts
+        return torch.cat([part.indices for part in parts])
+
+    for indices in dgc.simulate(2, worker):
+        assert len(indices) == 20
+        assert (indices < 100).sum() == 10

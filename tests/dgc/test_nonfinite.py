@@ -215,7 +215,7 @@ class TestSkip:
         assert dgc.simulate(2, worker) == [[False, True]] * 2
 
 
-@pytest.mark.filterwarnings('ignore:.*without a memory')
+@pytest.mark.filterwarnings('ignore:.*loses whatever')
 def test_it_stops_without_a_memory_too():
     named = parameters()
     optimizer = wrap(named, dgc.deep_gradient_compression(0.02, memory=NoMemory()))

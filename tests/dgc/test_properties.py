@@ -331,6 +331,27 @@ def test_ten_steps_are_five_a_checkpoint_and_five_more(case):
         assert ratios[0] == ratios[1]
 
 
+@pytest.mark.parametrize('bad', [0, 3])
+@pytest.mark.parametrize('row', TABLE)
+def test_a_nan_of_one_worker_stops_all_and_comes_into_no_memory(row, bad):
+    if not fits(row, 6) or TABLE[row]().nonfinite == 'skip':
+        pytest.skip('six workers do not fit, or the step is left out')
+
+    def worker(engine):
+        named = parameters()
+        optimizer = wrap(named, TABLE[row](), engine, momentum=0.9, steps_per_epoch=3)
+        train(optimizer, named, 3, engine.rank)
+        optimizer.zero_grad()
+        part = torch.tensor(torch.nan if engine.rank == bad else 1.0)
+        (part * loss(named, engine.rank, 3)).backward()
+        with pytest.raises(dgc.NonFiniteGradientError):
+            optimizer.step()
+        buckets = optimizer.reducer.buckets
+        return all(flat.isfinite().all() for b in buckets for flat in b.buffers.values())
+
+    assert all(dgc.simulate(6, worker))
+
+
 def assert_same(one: object, other: object) -> None:
     """The same keys, numbers and bits all the way down."""
     assert type(one) is type(other)

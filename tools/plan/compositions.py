@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import dgc
 from dgc import Composition
@@ -95,7 +95,14 @@ def packed() -> Composition:
 
 def alike(one: Exchange, other: Exchange) -> bool:
     """Whether two exchanges that have done nothing yet have the same settings."""
-    return type(one) is type(other) and vars(one) == vars(other)
+    return description(one) == description(other)
+
+
+def description(part: Any) -> Any:
+    """A part's class and settings, and those of the parts in it."""
+    if not type(part).__module__.startswith('dgc.'):
+        return part
+    return type(part), {name: description(setting) for name, setting in vars(part).items()}
 
 
 def with_exchange(make: Make, exchange: Callable[[], Exchange]) -> Make:
