@@ -47,10 +47,14 @@ class Balance:
     ) -> Sparse:
         """This worker's span of the list, from those that have it."""
         rank, size = engine.rank, self._size
+        idle = Wire(bucket, 0, codec).blank()
         parts = [self._part(sparse, rank, rank)]
         for shift in range(1, size):
             ahead, behind = (rank + shift) % size, (rank - shift) % size
-            wire = Wire(bucket, self._paddings.get(shift, 0), codec)
+            if shift not in self._paddings:
+                engine.send_recv(idle, None, None)
+                continue
+            wire = Wire(bucket, self._paddings[shift], codec)
             message = wire.blank()
             if (rank, ahead) in self._moves:
                 message, rounding = wire.write(self._part(sparse, rank, ahead))

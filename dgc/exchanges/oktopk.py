@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -125,17 +126,25 @@ def split_and_reduce(
 ) -> Sparse:
     """The sum of the workers' elements in this worker's region, in order of rank."""
     rank, size = engine.rank, engine.size
-    edges = torch.tensor(bounds, dtype=torch.int64, device=sparse.values.device)
-    owners = torch.searchsorted(edges, indices_of(sparse), right=True)
-    parts = {rank: sparse.at(owners == rank)}
+    regions = divided(sparse, bounds)
+    parts = {rank: regions[rank]}
     for shift in range(1, size):
         ahead, behind = (rank + shift) % size, (rank - shift) % size
-        part, rest = cut(sparse.at(owners == ahead), wire.k)
+        part, rest = cut(regions[ahead], wire.k)
         ledger.cut(rest)
         message, rounding = wire.write(part)
         ledger.cut(rounding)
         parts[behind] = wire.read(engine.send_recv(message, ahead, behind), behind)
     return merge([parts[source] for source in range(size)])
+
+
+def divided(sparse: Sparse, bounds: Sequence[int]) -> list[Sparse]:
+    """The parts of a message in each region."""
+    edges = torch.tensor(bounds, dtype=torch.int64, device=sparse.values.device)
+    places = torch.searchsorted(indices_of(sparse), edges).tolist()
+    counts = [end - begin for begin, end in pairwise([0, *places, len(sparse.values)])]
+    pairs = zip(sparse.values.split(counts), indices_of(sparse).split(counts), strict=True)
+    return [Sparse(values, indices, sparse.numel) for values, indices in pairs]
 
 
 def above(sparse: Sparse, threshold: float) -> Sparse:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
 from dgc.buckets import Bucket
 from dgc.codec import Codec, CodecError
-from dgc.sparse import Sparse, difference
+from dgc.sparse import Sparse, difference, nothing
 
 
 class Wire:
@@ -22,10 +24,18 @@ class Wire:
 
     def write(self, sparse: Sparse) -> tuple[Tensor, Sparse]:
         """uint8 ``[capacity]``, and what the codec rounded off."""
+        if not len(sparse.values):  # among many workers, most
+            return self._nothing.clone(), sparse
         encoded = self._codec.encode(sparse)
         message = self.blank()
         message[: len(encoded)] = encoded
         return message, difference(sparse, self._codec.decode(encoded))
+
+    @cached_property
+    def _nothing(self) -> Tensor:
+        """The message without an element."""
+        encoded = self._codec.encode(nothing(self._bucket.numel, self._bucket.gradient.device))
+        return torch.cat([encoded, self.blank()[len(encoded) :]])
 
     def read(self, message: Tensor | None, rank: int) -> Sparse:
         """The message that came from worker ``rank``.
