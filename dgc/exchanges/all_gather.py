@@ -8,7 +8,7 @@ from dgc.compressors.base import keep
 from dgc.engines.base import Engine
 from dgc.exchanges.base import Exchange, Exchanged
 from dgc.exchanges.wire import Wire
-from dgc.sparse import Sparse
+from dgc.sparse import Sparse, difference
 
 
 class AllGather(Exchange):
@@ -17,9 +17,9 @@ class AllGather(Exchange):
     def sum(self, bucket: Bucket, sparse: Sparse, codec: Codec, engine: Engine) -> Exchanged:
         """All ``P`` messages; left out is what the codec rounded off our own."""
         wire = Wire(bucket, keep(bucket.numel, bucket.ratio), codec)
-        message, rounding = wire.write(sparse)
-        gathered = engine.all_gather(message)
-        return Exchanged([wire.read(part, rank) for rank, part in enumerate(gathered)], rounding)
+        gathered = engine.all_gather(wire.encode(sparse))
+        parts = [wire.read(part, rank) for rank, part in enumerate(gathered)]
+        return Exchanged(parts, difference(sparse, parts[engine.rank]))
 
     def bytes_sent(self, numel: int, k: int, codec: Codec, workers: int) -> float:
         """``(P-1)·capacity``: each message passes every other worker once."""

@@ -17,7 +17,7 @@ from dgc.engines.group import doublings
 from dgc.exchanges.base import Exchange, Exchanged
 from dgc.exchanges.ledger import Ledger
 from dgc.exchanges.wire import Wire
-from dgc.sparse import Sparse, cut, merge
+from dgc.sparse import Sparse, cut, difference, merge
 
 
 class GTopK(Exchange):
@@ -72,12 +72,12 @@ class GTopKDoubling(Exchange):
             if rank >= core:
                 engine.send_recv(wire.blank(), None, None)
                 continue
-            message, rounding = wire.write(partial)
+            message = wire.encode(partial)
             received = engine.send_recv(message, rank ^ gap, rank ^ gap)
             pair = [wire.read(message, rank), wire.read(received, rank ^ gap)]
-            partial, rest = cut(merge(pair), wire.k)  # a sum of two is the same in either order
             if rank % gap == 0:
-                ledger.cut(rounding)
+                ledger.cut(difference(partial, pair[0]))
+            partial, rest = cut(merge(pair), wire.k)  # a sum of two is the same in either order
             if rank % (2 * gap) == 0:
                 ledger.cut(rest)
         message, rounding = wire.write(partial)

@@ -11,7 +11,7 @@ from dgc.codec import Codec
 from dgc.engines.group import Group, doublings
 from dgc.exchanges.blocks import Blocks
 from dgc.exchanges.wire import Wire
-from dgc.sparse import Sparse, cut, merge
+from dgc.sparse import Sparse, cut, difference, merge
 
 
 class TeamGather(ABC):
@@ -60,10 +60,10 @@ class RecursiveDoubling(TeamGather):
         wire, rank, partial = Wire(bucket, blocks.limit, codec), owners.rank, own
         for gap in doublings(owners.size):
             other = rank ^ gap
-            message, rounding = wire.write(partial)
-            blocks.add(rounding, holders=gap)
+            message = wire.encode(partial)
             received = owners.send_recv(message, other, other)
             pair = [wire.read(message, rank), wire.read(received, other)]
+            blocks.add(difference(partial, pair[0]), holders=gap)
             partial, rest = cut(merge(pair), wire.k)  # a sum of two is the same in either order
             blocks.add(rest, holders=2 * gap)
         return partial

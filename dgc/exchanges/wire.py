@@ -26,16 +26,20 @@ class Wire:
         """uint8 ``[capacity]``, and what the codec rounded off."""
         if not len(sparse.values):  # among many workers, most
             return self._nothing.clone(), sparse
+        message = self.encode(sparse)
+        return message, difference(sparse, self._codec.decode(message))
+
+    def encode(self, sparse: Sparse) -> Tensor:
+        """uint8 ``[capacity]``, for those who will read their own message back anyway."""
         encoded = self._codec.encode(sparse)
         message = self.blank()
         message[: len(encoded)] = encoded
-        return message, difference(sparse, self._codec.decode(encoded))
+        return message
 
     @cached_property
     def _nothing(self) -> Tensor:
         """The message without an element."""
-        encoded = self._codec.encode(nothing(self._bucket.numel, self._bucket.gradient.device))
-        return torch.cat([encoded, self.blank()[len(encoded) :]])
+        return self.encode(nothing(self._bucket.numel, self._bucket.gradient.device))
 
     def read(self, message: Tensor | None, rank: int) -> Sparse:
         """The message that came from worker ``rank``.
