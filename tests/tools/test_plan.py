@@ -213,14 +213,14 @@ class TestCounts:
         counts = count(with_exchange(packed, OkTopK), 4)
         assert 2 * 3 < counts.rounds <= 4 * 3 and 0.5 < counts.share < 1
 
-    def test_a_gather_handles_all_messages_and_its_own_twice_more(self):
-        assert count(packed, 5).handled == 1 + 1 + 5
+    def test_a_gather_writes_its_own_message_and_reads_all(self):
+        assert count(packed, 5).handled == 1 + 5
 
     def test_they_grow_to_thousands(self):
         found = growth(packed, [3, 1024])
         assert sorted(found.counted) == [2, 3, 4, 8, 16]
         thousand = found.at(1024)
-        assert (thousand.rounds, thousand.share, thousand.handled) == pytest.approx((1023, 1, 1026))
+        assert (thousand.rounds, thousand.share, thousand.handled) == pytest.approx((1023, 1, 1025))
 
 
 def blueprint(numel=20_000, ratio=0.01, members=1) -> Blueprint:
@@ -239,11 +239,11 @@ class TestPath:
     @pytest.mark.parametrize('members', [1, 2])
     def test_what_a_worker_of_four_does(self, members):
         handled, seconds = path.point(packed, blueprint(members=members), 4, 0.01)
-        assert handled == 6 and 0 < seconds < 1
+        assert handled == 5 and 0 < seconds < 1
 
     def test_a_gather_costs_more_the_more_there_are(self):
         times = [path.point(packed, blueprint(), workers, 0.01) for workers in (2, 16)]
-        assert [handled for handled, _ in times] == [4, 18]
+        assert [handled for handled, _ in times] == [3, 17]
         assert times[0][1] < times[1][1]
         line = sparse_line(packed, blueprint())
         assert line.fixed >= 0 and line.at(6) > 0
