@@ -67,6 +67,28 @@ def rounds(workers: int) -> int:
     return (workers - 1).bit_length()
 
 
+class Line(NamedTuple):
+    """``a + b·x``, in seconds: fixed, and each x."""
+
+    fixed: float
+    each: float
+
+    def at(self, x: float) -> float:
+        """Its height there."""
+        return self.fixed + self.each * x
+
+    @classmethod
+    def through(cls, points: Sequence[tuple[float, float]]) -> tuple[Line, float]:
+        """The line nearest to some (x, seconds), and its error: root of the mean square, relative.
+
+        By least squares of relative errors, so that small x count as much as large ones; neither
+        part is negative.
+        """
+        xs, seconds = zip(*points, strict=True)
+        weights, error = least_squares([[1.0, x] for x in xs], seconds)
+        return cls(*weights), error
+
+
 @dataclass(frozen=True)
 class Calibration:
     """What moving bytes through an engine takes.
@@ -126,10 +148,23 @@ def sample(engine: Engine, call: Callable[[], object], repeats: int) -> Sample:
 
 def fit(samples: Sequence[Sample], seconds: Sequence[float]) -> tuple[Network, float]:
     """The network on which the samples would take about so long, and its relative error."""
+    weights, error = least_squares([[each.messages, each.sent] for each in samples], seconds)
+    return Network(*weights), error
+
+
+def least_squares(
+    rows: Sequence[Sequence[float]], seconds: Sequence[float]
+) -> tuple[list[float], float]:
+    """The two weights, neither negative, with which rows ``[m, 2]`` come nearest to ``seconds``.
+
+    By relative errors, of which the second number returned is the root of the mean square.
+    """
     times = torch.tensor(seconds, dtype=torch.float64).clamp(min=LEAST)
-    rows = torch.tensor([[each.messages, each.sent] for each in samples], dtype=torch.float64)
-    relative = rows / times[:, None]
-    ones = torch.ones(len(samples), 1, dtype=torch.float64)
-    alpha, beta = torch.linalg.lstsq(relative, ones).solution.clamp(min=0).view(-1).tolist()
-    found = relative @ torch.tensor([alpha, beta], dtype=torch.float64)
-    return Network(alpha, beta), float((found - 1).square().mean().sqrt())
+    relative = torch.tensor(rows, dtype=torch.float64) / times[:, None]
+    ones = torch.ones(len(rows), 1, dtype=torch.float64)
+    weights = torch.linalg.lstsq(relative, ones).solution.view(-1)
+    if weights.min() < 0:  # then it is nearest where one of them is 0
+        alone = (relative.sum(0) / relative.square().sum(0).clamp(min=1e-300)).diag()
+        weights = min(alone, key=lambda each: float((relative @ each - 1).square().sum()))
+    error = float((relative @ weights - 1).square().mean().sqrt())
+    return weights.tolist(), error

@@ -3,6 +3,7 @@
 # No annotations from __future__: DDP reads those of a hook, and does not understand strings.
 
 from collections import defaultdict
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,7 +15,8 @@ from dgc.buckets import part_of
 from dgc.composition import Composition
 from dgc.engines import Engine, TorchEngine
 from dgc.handshake import describe, shake_hands
-from dgc.optimizer import plan
+from dgc.optimizer import check, divide
+from dgc.profile import Profile
 from dgc.reducer import Reducer
 
 
@@ -33,6 +35,9 @@ class CompressionHook:
     model: its gradients become the mean over the workers.
     optimizer: of the same parameters; its momentum is the memory's (see DistributedOptimizer).
     steps_per_epoch: what the composition's schedule counts an epoch as.
+    profile: measures a step of ``model.module``, for planners that go by times; see dgc.profile.
+
+    plan: which parameters travel together.
 
     Raises ValueError for settings that do not fit together.
     """
@@ -44,13 +49,15 @@ class CompressionHook:
         composition: Composition,
         engine: Engine | None = None,
         steps_per_epoch: int | None = None,
+        profile: Callable[[], Profile] | None = None,
     ) -> None:
         if composition.nonfinite == 'skip':
             raise ValueError("nonfinite='skip' needs DistributedOptimizer: DDP cannot skip a step")
         named = list(model.module.named_parameters())
+        check(optimizer, named, composition, steps_per_epoch)
         engine = engine or TorchEngine(named[0][1].device)
-        buckets = plan(optimizer, named, composition, steps_per_epoch)
         shake_hands(engine, describe(named), named[0][1].device)
+        buckets, self.plan = divide(optimizer, named, composition, engine, profile)
         self.reducer = Reducer(buckets, composition, engine)
         self.steps_per_epoch = steps_per_epoch or 1
         self.steps = 0

@@ -18,6 +18,8 @@ from dgc.composition import Composition, deep_gradient_compression
 from dgc.engines import Engine, create
 from dgc.handshake import broadcast_tensors, describe, shake_hands
 from dgc.optim.sgd import DGCSGD
+from dgc.planner import Plan
+from dgc.profile import Profile
 from dgc.reducer import Reducer
 
 
@@ -40,6 +42,9 @@ class DistributedOptimizer(Optimizer):
     batches_per_step: backward passes whose gradients are accumulated before they are sent.
     steps_per_epoch: what the composition's schedule counts an epoch as.
     configuration: any text that must be the same on all ranks.
+    profile: measures a step of the model, for planners that go by times; see dgc.profile.
+
+    plan: which parameters travel together.
 
     Raises ValueError for settings that do not fit together, HandshakeError where ranks differ.
     """
@@ -53,16 +58,18 @@ class DistributedOptimizer(Optimizer):
         batches_per_step: int = 1,
         steps_per_epoch: int | None = None,
         configuration: str = '',
+        profile: Callable[[], Profile] | None = None,
     ) -> None:
         composition = composition or deep_gradient_compression()
         named = list(named_parameters)
-        buckets = plan(optimizer, named, composition, steps_per_epoch)
+        check(optimizer, named, composition, steps_per_epoch)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.optimizer = optimizer
         self._share()
         self.engine = engine or create(device=named[0][1].device)
         shake_hands(self.engine, describe(named, configuration), named[0][1].device)
         broadcast_tensors(self.engine, [parameter for _, parameter in named])
+        buckets, self.plan = divide(optimizer, named, composition, self.engine, profile)
         self.batches_per_step = batches_per_step
         self.steps_per_epoch = steps_per_epoch or 1
         self.steps = 0
@@ -190,26 +197,39 @@ def groups_of(optimizer: Optimizer) -> dict[Parameter, dict[str, Any]]:
     return {p: group for group in optimizer.param_groups for p in group['params']}
 
 
-def plan(
+def check(
     optimizer: Optimizer,
     named: list[tuple[str, Parameter]],
     composition: Composition,
     steps_per_epoch: int | None,
-) -> list[Bucket]:
-    """The composition's buckets of those parameters that ``optimizer`` trains.
-
-    Raises ValueError for settings that do not fit together.
-    """
+) -> None:
+    """Raise ValueError for settings that do not fit together."""
     check_names(optimizer, named)
     check_momentum(optimizer, composition)
     schedule = composition.schedule
     if schedule.warmup_epochs and not (steps_per_epoch or schedule.stage_steps):
         raise ValueError('a warm-up in epochs needs steps_per_epoch')
+
+
+def divide(
+    optimizer: Optimizer,
+    named: list[tuple[str, Parameter]],
+    composition: Composition,
+    engine: Engine,
+    profile: Callable[[], Profile] | None = None,
+) -> tuple[list[Bucket], Plan]:
+    """The composition's buckets of those parameters that ``optimizer`` trains.
+
+    A collective. Raises HandshakeError where the ranks do not divide them alike.
+    """
     groups = groups_of(optimizer)
     trained = [(name, p, groups[p]) for name, p in named if p.requires_grad and p in groups]
-    return composition.planner.plan(
-        trained, composition.rules, composition.schedule, composition.memory.buffers
-    )
+    rules, schedule = composition.rules, composition.schedule
+    planner = composition.planner.informed(composition, engine, trained, profile)
+    buckets = planner.plan(trained, rules, schedule, composition.memory.buffers)
+    plan = Plan.of(buckets, rules, schedule, planner.foreseen(trained, rules, schedule))
+    shake_hands(engine, {'the division into buckets': repr(plan.buckets)}, named[0][1].device)
+    return buckets, plan
 
 
 def check_names(optimizer: Optimizer, named: list[tuple[str, Parameter]]) -> None:

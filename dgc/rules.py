@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from torch import Tensor
@@ -39,8 +39,5 @@ class LayerRules:
         """The schedule of the parameter called ``name``."""
         for pattern, ratio in self.ratios.items():
             if fnmatchcase(name, pattern):
-                ramp = schedule.warmup_coeff
-                if isinstance(ramp, Sequence):  # a list is meant for the ratio of the others
-                    ramp = [max(stage, ratio) for stage in ramp]
-                return replace(schedule, ratio=ratio, warmup_coeff=ramp)
+                return schedule.towards(ratio)
         return schedule

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -49,3 +49,13 @@ class RatioSchedule:
             return self.warmup_coeff[stage]
         base = self.warmup_coeff or self.ratio ** (1 / (self.warmup_epochs + 1))
         return max(base ** (stage + 1), self.ratio)
+
+    def towards(self, ratio: float) -> RatioSchedule:
+        """The same warm-up to another ratio; stages given as a list are meant for this one, so
+        none goes below the other."""
+        if ratio == self.ratio:
+            return self
+        ramp = self.warmup_coeff
+        if isinstance(ramp, Sequence):
+            ramp = [max(stage, ratio) for stage in ramp]
+        return replace(self, ratio=ratio, warmup_coeff=ramp)

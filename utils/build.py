@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
+from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
 from dgc import DistributedOptimizer, Engine
 from dgc.handshake import broadcast_tensors
+from dgc.profile import Profile, profile
 from utils.config import Config
 from utils.data import TrainShare, evaluation_loader, train_loader
 from utils.launch import Refused
 from utils.learning_rate import LearningRate
 
+PROFILED = 5  # batches, where a planner goes by times
 COUNTED_IN_EPOCHS = ('T_max', 'milestones', 'step_size', 'total_iters')  # of torch's schedulers
 
 
@@ -100,6 +106,7 @@ def build(
     check_metric(configs, datasets)
     loaders, share = build_loaders(configs, datasets, engine, device)
     model = configs.model.build().to(device)
+    criterion = train.criterion.build().to(device)
     optimizer = DistributedOptimizer(
         train.optimizer.build(
             parameter_groups(model, train.optimize_bn_separately),
@@ -110,6 +117,7 @@ def build(
         engine,
         batches_per_step=train.num_batches_per_step,
         steps_per_epoch=len(loaders['train']),
+        profile=partial(measure_step, configs, model, criterion, loaders['train'], device),
     )
     broadcast_tensors(engine, model.buffers())
     rate = LearningRate(
@@ -120,8 +128,40 @@ def build(
         engine.size,
         train.schedule_lr_per_epoch,
     )
-    criterion = train.criterion.build().to(device)
     return Parts(engine, device, model, criterion, optimizer, rate, loaders, share)
+
+
+def measure_step(
+    configs: Config,
+    model: nn.Module,
+    criterion: nn.Module,
+    loader: DataLoader,
+    device: torch.device,
+) -> Profile:
+    """When each gradient of a step is complete: of a copy of the model, which may then change."""
+    copy = deepcopy(model).train()
+    batches = itertools.cycle(list(itertools.islice(loader, PROFILED)))
+    return profile(copy, closure(configs, copy, criterion, batches, device), PROFILED)
+
+
+def closure(
+    configs: Config,
+    model: nn.Module,
+    criterion: nn.Module,
+    batches: Iterator[list[Tensor]],
+    device: torch.device,
+) -> Callable[[], Tensor]:
+    """The loss of a step's last batch, with the backward passes of those before it made."""
+    train = configs.train
+
+    def loss() -> Tensor:
+        parts = zip(*(t.to(device).split(train.batch_size) for t in next(batches)), strict=True)
+        losses = (criterion(model(inputs), targets) for inputs, targets in parts)
+        for _ in range(train.num_batches_per_step - 1):
+            next(losses).backward()
+        return next(losses)
+
+    return loss
 
 
 def aspects(configs: Config, datasets: dict[str, Dataset]) -> dict[str, str]:

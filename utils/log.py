@@ -72,7 +72,7 @@ class RunLog:
 
 
 def start_log(folder: Path, parts: Parts, configs: Config, resumed_at: int | None) -> RunLog:
-    """The log of a run, and its first files: config.txt and environment.txt. A collective.
+    """The log of a run, and its first files: config, environment, plan. A collective.
 
     A new run does not mix with an older one of the same name, which is moved aside.
     """
@@ -82,9 +82,14 @@ def start_log(folder: Path, parts: Parts, configs: Config, resumed_at: int | Non
         if resumed_at is None:
             move_aside(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        plan = parts.optimizer.plan
         (folder / 'config.txt').write_text(f'{configs}\n')
+        plan.save(folder / 'plan.json')
+        (folder / 'plan.txt').write_text(f'{plan.summary()}\n{plan.table()}\n')
         (folder / 'environment.txt').write_text(environment(engine.name, hosts))
         print(f'{folder}\n{cost(parts)}', flush=True)
+        if plan.foreseen:
+            print(plan.summary(), flush=True)
     engine.barrier()
     return RunLog(folder, parts, resumed_at)
 

@@ -29,12 +29,14 @@ class Traffic:
     sent, received: bytes, as a ring all-reduce, a ring all-gather and a binomial tree move them.
     messages: messages sent.
     seconds: spent inside the engine's calls.
+    carried: the same, on the worker's own clock, which in a simulation is a virtual one.
     """
 
     sent: int = 0
     received: int = 0
     messages: int = 0
     seconds: float = 0.0
+    carried: float = 0.0
 
 
 class CommunicationThread:
@@ -90,6 +92,11 @@ class Engine(ABC):
         self.traffic = Traffic()
         self._thread = CommunicationThread() if self.has_thread else None
 
+    @property
+    def clock(self) -> float:
+        """Seconds since some moment, on this worker's clock."""
+        return time.perf_counter()
+
     def submit(self, job: Callable[[], T]) -> Future[T]:
         """Run ``job``, which may call the engine, on the engine's thread; returns at once."""
         if self._thread is not None:
@@ -141,9 +148,10 @@ class Engine(ABC):
     def _call(self, job: Callable[[], T], sent: int, received: int, messages: int) -> T:
         if self._thread is not None and not self._thread.is_current:
             return self._thread.submit(partial(self._call, job, sent, received, messages)).result()
-        start = time.perf_counter()
+        start, clock = time.perf_counter(), self.clock
         result = job()
         self.traffic.seconds += time.perf_counter() - start
+        self.traffic.carried += self.clock - clock
         self.traffic.sent += sent
         self.traffic.received += received
         self.traffic.messages += messages

@@ -13,14 +13,20 @@ from torch.nn import Parameter
 
 import dgc
 from dgc.buckets import Bucket
+from dgc.codec import Codec
 from dgc.compressors import TopK
+from dgc.costmodel import Line
 from dgc.engines import LocalEngine
+from dgc.exchanges import AllGather
 from dgc.ops import Update
 from dgc.planner import PerTensor
+from dgc.planner.forecast import Costs, Forecast, Route, Timing
 from dgc.schedule import RatioSchedule
 
 SHAPES = {'wide.weight': (64, 20), 'narrow.weight': (16, 10), 'bias': (10,), 'scale': ()}
 KEPT = ('residual', 'velocity')  # the buffers in which a memory keeps what it has not sent
+
+FREE = Line(0.0, 0.0)  # of what costs nothing
 
 # What is kept, and an update that does not fit it or that no kernel is for.
 MISFITS = [
@@ -51,6 +57,22 @@ def exact(ratio: float = 0.05, **parts) -> dgc.Composition:
     return dgc.deep_gradient_compression(
         ratio, **{'compressor': TopK(), 'planner': PerTensor(), **parts}
     )
+
+
+def forecast(
+    arrivals: Mapping[str, float],
+    backward: float = 10.0,
+    start: float = 0.0,
+    byte: float = 0.0,
+    compress: Line = FREE,
+    workers: int = 4,
+    **costs,
+) -> Forecast:
+    """Of all-gathers of fp32 and int32. start, byte: of the exchange, in seconds."""
+    its = Route(compress, Line(start, byte))
+    settings = {'sparse': its, 'dense': its, 'copy': FREE, 'moving': 0.0, **costs}
+    timing = Timing(arrivals, backward, Costs(workers, **settings))
+    return Forecast(timing, AllGather(), Codec('fp32', 'int32'))
 
 
 def target(parameter: Tensor, rank: int, step: int, index: int) -> Tensor:

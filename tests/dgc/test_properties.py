@@ -15,7 +15,18 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from dgc_helpers import Selection, kept_by, loss, owed, parameters, train, values, watch, wrap
+from dgc_helpers import (
+    Selection,
+    forecast,
+    kept_by,
+    loss,
+    owed,
+    parameters,
+    train,
+    values,
+    watch,
+    wrap,
+)
 from torch import Tensor
 
 import dgc
@@ -33,17 +44,22 @@ from dgc.exchanges import (
     SparDL,
 )
 from dgc.memory import MomentumCorrection, Residual
-from dgc.planner import BySize, PerTensor
+from dgc.planner import Adaptive, BySize, Merged, PerTensor, Whole
 from dgc.reducer import Progress
 from dgc.rules import LayerRules
 from dgc.schedule import RatioSchedule
 
 sparse = partial(dgc.deep_gradient_compression, compress_ratio=0.02)
+# Of a network on which neither all layers nor none of them should be merged.
+FORECAST = forecast(
+    {'scale': 1.0, 'bias': 1.1, 'narrow.weight': 2.0, 'wide.weight': 9.0}, start=0.3, byte=0.005
+)
 
 # Name: what makes a fresh composition. A row that is called dense sends everything, always.
 TABLE: dict[str, Callable[[], dgc.Composition]] = {
     'dense': dgc.dense,
     'dense, small buckets': lambda: dgc.dense(planner=PerTensor(dense_bytes=8)),
+    'dense, merged': lambda: dgc.dense(planner=Merged(FORECAST)),
     'dense, residual': lambda: dgc.Composition(memory=Residual()),
     'dense, skip': lambda: dgc.dense(nonfinite='skip'),
     'dgc': sparse,
@@ -55,6 +71,9 @@ TABLE: dict[str, Callable[[], dgc.Composition]] = {
     'dgc inverse ratio': lambda: sparse(compress_ratio=50),
     'dgc per tensor': lambda: sparse(planner=PerTensor()),
     'dgc small buckets': lambda: sparse(planner=BySize(sparse_bytes=800)),
+    'dgc whole': lambda: sparse(planner=Whole()),
+    'dgc merged': lambda: sparse(planner=Merged(FORECAST)),
+    'dgc ratios by layer': lambda: sparse(planner=Adaptive(FORECAST, max_ratio=0.2)),
     'dgc exact': lambda: sparse(compressor=TopK()),
     'dgc exact fp16': lambda: sparse(compressor=TopK(), fp16_values=True),
     'dgc uniform sample': lambda: sparse(strided_sample=False),

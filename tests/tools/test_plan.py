@@ -14,7 +14,7 @@ import dgc
 from dgc import costmodel
 from dgc.codec import Codec
 from dgc.compressors import Dense, SampledTopK, TopK
-from dgc.costmodel import Calibration, Network, Sample, calibrate
+from dgc.costmodel import Calibration, Line, Network, Sample, calibrate
 from dgc.exchanges import AllGather, AllReduce, GTopK, Hierarchical, OkTopK, SparDL
 from tools.plan import calibration, path
 from tools.plan.compositions import (
@@ -31,13 +31,10 @@ from tools.plan.path import Blueprint, dense_line, sparse_line
 from tools.plan.predict import (
     Counts,
     Growth,
-    Line,
     Measured,
     Part,
-    Passage,
     Setting,
     Step,
-    end,
     extrapolate,
     fit,
     predict,
@@ -45,30 +42,6 @@ from tools.plan.predict import (
 
 CODEC = Codec('fp32', 'int32')
 IDEAL = Calibration(Network(0.0, 0.0), 0.0, 0.0)  # a host that moves bytes for nothing
-
-
-class TestTimeline:
-    """Backward pass of 10 s unless said otherwise."""
-
-    def test_what_is_hidden_costs_nothing(self):
-        assert end([Passage(ready=4.0, processor=0.0, moving=0.0, network=5.0)], 10.0) == 10.0
-
-    def test_the_last_bucket_has_nothing_to_hide_behind(self):
-        assert end([Passage(10.0, 0.0, 0.0, 5.0)], 10.0) == 15.0
-
-    def test_the_processors_part_delays_the_backward_pass(self):
-        assert end([Passage(4.0, 2.0, 1.0, 3.0)], 10.0) == 13.0
-
-    def test_a_bucket_waits_for_the_one_before_it(self):
-        passages = [Passage(2.0, 0.0, 0.0, 20.0), Passage(5.0, 0.0, 0.0, 4.0)]
-        assert end(passages, 10.0) == 26.0
-
-    def test_a_bucket_is_late_by_what_others_took_of_the_core(self):
-        passages = [Passage(2.0, 1.0, 0.5, 0.0), Passage(10.0, 2.0, 0.0, 4.0)]
-        assert end(passages, 10.0) == 10 + 1.5 + 2 + 4
-
-    def test_nothing_to_send(self):
-        assert end([], 10.0) == 10.0
 
 
 def measured(parts, exchange=None, name='x', counts=None, **changes) -> Measured:

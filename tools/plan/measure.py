@@ -9,12 +9,13 @@ from collections.abc import Collection
 from torch.optim import Optimizer
 
 from dgc import Composition
+from dgc.costmodel import Line
+from dgc.profile import profile
 from tools.plan.compositions import Candidate, unfit
 from tools.plan.counts import growth
 from tools.plan.path import Blueprint, blueprints, dense_line, sparse_line
-from tools.plan.predict import Growth, Line, Measured, Part, Step, is_sparse
+from tools.plan.predict import Growth, Measured, Part, Step, is_sparse
 from tools.plan.subject import Subject
-from utils.profile import profile
 
 BATCHES = 9
 UPDATES = 5

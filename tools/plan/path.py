@@ -16,12 +16,13 @@ from bench.worker import free_memory
 from dgc import Composition, RatioSchedule, simulate
 from dgc.buckets import Bucket
 from dgc.compressors.base import keep
+from dgc.costmodel import Line
 from dgc.engines import SimulatedEngine
 from dgc.planner import Named
 from dgc.reducer import Reducer
 from tools.plan.compositions import Make, UnfitError, sizes
 from tools.plan.meter import Counting, Metered
-from tools.plan.predict import Line, fit, is_sparse
+from tools.plan.predict import fit, is_sparse
 
 DOUBLINGS = 3  # 2, 4 and 8 workers
 WARMUP, STEPS = 2, 5

@@ -1,9 +1,4 @@
-"""From what was measured to the time of a step. Arithmetic only: nothing is measured here.
-
-A worker has one core and one link. The core makes forward and backward passes, and whatever the
-paths of the buckets cost it on the way. Buckets go down their path one after another, as one thread
-takes them, so the link carries one at a time.
-"""
+"""From what was measured to the time of a step. Arithmetic only: nothing is measured here."""
 
 from __future__ import annotations
 
@@ -14,9 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from dgc.codec import Codec
-from dgc.costmodel import Calibration, rounds
+from dgc.costmodel import Calibration, Line, rounds
 from dgc.exchanges import Exchange
 from dgc.exchanges.base import ring_bytes
+from dgc.timeline import Passage, end
 
 
 @dataclass(frozen=True)
@@ -46,17 +42,6 @@ class Step(NamedTuple):
         """One that takes ``factor`` times as long, in all its parts."""
         arrivals = {name: factor * seconds for name, seconds in self.arrivals.items()}
         return Step(arrivals, factor * self.backward)
-
-
-class Line(NamedTuple):
-    """``a + b·x``, in seconds: fixed, and each x."""
-
-    fixed: float
-    each: float
-
-    def at(self, x: float) -> float:
-        """Its height there."""
-        return self.fixed + self.each * x
 
 
 class Counts(NamedTuple):
@@ -128,20 +113,6 @@ class Measured:
     growth: Growth
 
 
-class Passage(NamedTuple):
-    """One bucket's way, in seconds.
-
-    ready: after the step's begin, when its gradients are complete, if nothing else is done.
-    processor: compress, encode, decode, add up. moving: the processor's part in moving its bytes.
-    network: from the first byte sent to the last received.
-    """
-
-    ready: float
-    processor: float
-    moving: float
-    network: float
-
-
 def predict(
     measured: Measured, step: Step, host: Calibration, setting: Setting, slowdown: float
 ) -> float:
@@ -155,20 +126,6 @@ def predict(
         for part in measured.parts
     ]
     return end(passages, step.backward) + slowdown * measured.optimizer
-
-
-def end(passages: Sequence[Passage], backward: float) -> float:
-    """When the backward pass and all exchanges have ended, in seconds after the step's begin.
-
-    A bucket waits for its gradients, which come later by what the core has spent on others, and for
-    the bucket before it.
-    """
-    free = spent = 0.0
-    for passage in passages:
-        begin = max(passage.ready + spent, free)
-        free = begin + passage.processor + passage.network
-        spent += passage.processor + passage.moving
-    return max(backward + spent, free)
 
 
 def ready(part: Part, step: Step, overlaps: bool) -> float:

@@ -16,7 +16,7 @@ from dgc import DGCSGD, Composition
 from dgc.engines import LocalEngine
 from dgc.optimizer import groups_of
 from dgc.planner import Named
-from utils.build import build_loaders, parameter_groups, seed_everything, threads
+from utils.build import build_loaders, closure, parameter_groups, seed_everything, threads
 from utils.config import Config
 
 BATCHES = 4  # different ones, which come in turn
@@ -53,13 +53,6 @@ def of_stack(configs: Config) -> Subject:
     model = configs.model.build().train()
     criterion, train = configs.train.criterion.build(), configs.train
 
-    def closure() -> Tensor:
-        parts = zip(*(tensor.split(train.batch_size) for tensor in next(batches)), strict=True)
-        losses = (criterion(model(inputs), targets) for inputs, targets in parts)
-        for _ in range(train.num_batches_per_step - 1):
-            next(losses).backward()
-        return next(losses)
-
     def optimizer(composition: Composition) -> Optimizer:
         groups = parameter_groups(model, train.optimize_bn_separately)
         ours = train.optimizer.build(groups)
@@ -69,7 +62,7 @@ def of_stack(configs: Config) -> Subject:
             return train.optimizer.using(SGD).build(groups)
         return ours
 
-    return Subject(model, closure, optimizer)
+    return Subject(model, closure(configs, model, criterion, batches, CPU), optimizer)
 
 
 def of_workload(name: str, batch: int) -> Subject:

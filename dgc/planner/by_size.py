@@ -1,40 +1,18 @@
-"""Which parameters travel together."""
+"""Neighbours travel together until a bucket is full: nothing needs to be measured."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from torch.nn import Parameter
 
 from dgc.buckets import Bucket
+from dgc.planner.base import Named, Planner, kind, own_schedule, size
 from dgc.rules import LayerRules
 from dgc.schedule import RatioSchedule
 
-Named = tuple[str, Parameter, dict[str, Any]]  # a name, its parameter, the optimizer's group
-
 SPARSE_BYTES = 25 * 2**20  # measured: docs/performance.md
 DENSE_BYTES = 25 * 2**20  # where PyTorch's DDP and Horovod cut too: late enough to amortise latency
-
-
-class Planner(ABC):
-    """Divides the parameters of a model among buckets."""
-
-    @abstractmethod
-    def plan(
-        self,
-        parameters: Sequence[Named],
-        rules: LayerRules,
-        schedule: RatioSchedule,
-        buffers: Sequence[str],
-    ) -> list[Bucket]:
-        """The buckets of ``parameters``, in the order in which they are to be sent.
-
-        rules, schedule: say which are sparse, at which ratio. buffers: of the memory.
-        The same on every rank.
-        """
 
 
 @dataclass(frozen=True)
@@ -65,12 +43,8 @@ class BySize(Planner):
         for name, parameter, group in reversed(parameters):
             if not parameter.numel():
                 continue
-            own = rules.schedule(name, schedule)
-            always_dense = own.ratio >= 1 and not own.warmup_epochs
-            if always_dense or rules.is_dense(name, parameter):
-                dense.add((name, parameter, group), None)
-            else:
-                sparse.add((name, parameter, group), own)
+            own = own_schedule(name, parameter, rules, schedule)
+            (dense if own is None else sparse).add((name, parameter, group), own)
         return [
             Bucket(members, own, buffers)
             for groups in (sparse, dense)
@@ -85,6 +59,14 @@ class PerTensor(BySize):
     sparse_bytes: int = 0
 
 
+@dataclass(frozen=True)
+class Whole(BySize):
+    """All sparse parameters in one bucket, which is complete last; so all dense ones."""
+
+    sparse_bytes: int = sys.maxsize
+    dense_bytes: int = sys.maxsize
+
+
 class Groups:
     """Parameters gathered until ``limit`` bytes, separately for each kind that may share."""
 
@@ -97,12 +79,10 @@ class Groups:
 
     def add(self, named: Named, own: RatioSchedule | None) -> None:
         """Append to the open group of this kind, or open another when that one is full."""
-        _, parameter, group = named
-        momentum = (group.get('momentum', 0.0), group.get('nesterov', False))
-        kind = (parameter.dtype, parameter.device, *momentum, repr(own))
-        members = self._open.get(kind)
+        its = kind(named, own)
+        members = self._open.get(its)
         if members is None or size(members) + size([named]) > self.limit:
-            members = self._open[kind] = []
+            members = self._open[its] = []
             self._groups.append((members, own))
         members.append(named)
         self._last[id(members)] = self._added
@@ -111,8 +91,3 @@ class Groups:
     def in_order(self) -> list[tuple[list[Named], RatioSchedule | None]]:
         """The groups and their schedules, by when their last parameter was added."""
         return sorted(self._groups, key=lambda group: self._last[id(group[0])])
-
-
-def size(members: Sequence[Named]) -> int:
-    """Bytes of the gradients of ``members``."""
-    return sum(p.numel() * p.element_size() for _, p, _ in members)

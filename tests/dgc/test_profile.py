@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from utils import profile as module
-from utils.profile import Profile, medians, profile
+from dgc import profile as module
+from dgc.profile import Profile, medians, profile
 
 
 class Slow(torch.autograd.Function):

@@ -1,0 +1,8 @@
+"""MG-WFBP: everything is sent, in merged layers, by measured times."""
+
+from dgc import dense
+from dgc.planner import Merged
+from utils.config import Config, configs
+
+configs.train.compression = Config(dense)
+configs.train.compression.planner = Config(Merged)

@@ -1,0 +1,6 @@
+"""The grouping of the published algorithm."""
+
+from dgc.planner import MergedGreedily
+from utils.config import Config, configs
+
+configs.train.compression.planner = Config(MergedGreedily)

@@ -1,0 +1,121 @@
+"""Plans as files: replayed as they were, refused by name where they do not fit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from dgc_helpers import parameters, train, values, wrap
+from test_planner_timed import TestInTraining
+from torch.nn import Parameter
+
+import dgc
+from dgc.costmodel import Network
+from dgc.planner import Adaptive, BySize, Merged, PerTensor, Plan, PlanError, Replay, Whole
+
+PLANNERS = {
+    'by size': BySize(sparse_bytes=800),
+    'per tensor': PerTensor(dense_bytes=0),
+    'whole': Whole(),
+    'merged': Merged(),
+    'adaptive': Adaptive(),
+}
+
+
+def trained(planner, steps=5, workers=2):
+    """The plan and the parameters of rank 0 after some steps."""
+
+    def worker(engine):
+        named = parameters()
+        composition = dgc.deep_gradient_compression(0.02, planner=planner)
+        optimizer = wrap(named, composition, engine, momentum=0.9, profile=TestInTraining.profile)
+        train(optimizer, named, steps, engine.rank)
+        return optimizer.plan, values(named)
+
+    return dgc.simulate(workers, worker, Network(1e-3, 1e-8))[0]
+
+
+@pytest.mark.parametrize('planner', PLANNERS.values(), ids=PLANNERS)
+def test_a_plan_replays_to_the_last_bit(tmp_path, planner):
+    plan, expected = trained(planner)
+    plan.save(tmp_path / 'plan.json')
+    again, found = trained(Replay(str(tmp_path / 'plan.json')))
+    assert again.buckets == plan.buckets
+    assert all(map(torch.equal, found, expected))
+
+
+def test_a_plan_reads_as_a_table(tmp_path):
+    plan, _ = trained(Merged(), steps=0)
+    assert plan.summary().startswith(f'plan: 4 parameters in {len(plan.buckets)} buckets; foreseen')
+    lines = plan.table().splitlines()
+    assert len(lines) == 1 + len(plan.buckets)
+    assert any('2.000%' in line for line in lines) and any('dense' in line for line in lines)
+    assert 'foreseen' not in Plan(plan.buckets).summary()
+
+
+class TestRefusals:
+    @pytest.fixture
+    def file(self, tmp_path):
+        """Of a plan that fits."""
+        trained(PerTensor(), steps=0)[0].save(tmp_path / 'plan.json')
+        return str(tmp_path / 'plan.json')
+
+    def replay(self, file, ratio=0.02, named=None):
+        def worker(engine):
+            composition = dgc.deep_gradient_compression(ratio, planner=Replay(file))
+            return wrap(named or parameters(), composition, engine).plan
+
+        return dgc.simulate(2, worker)[0]
+
+    def test_a_model_with_another_name(self, file):
+        other = [('other.weight' if n == 'wide.weight' else n, p) for n, p in parameters()]
+        with pytest.raises(PlanError, match=r'of another model: this one has no wide\.weight'):
+            self.replay(file, named=other)
+
+    def test_a_model_with_another_shape(self, file):
+        other = [(n, Parameter(torch.zeros(3, 3)) if n == 'narrow.weight' else p)
+                 for n, p in parameters()]  # fmt: skip
+        with pytest.raises(PlanError, match=r'narrow\.weight has 160 elements there and 9 here'):
+            self.replay(file, named=other)
+
+    def test_a_model_with_more(self, file):
+        other = [*parameters(), ('more.weight', Parameter(torch.zeros(3, 3)))]
+        with pytest.raises(PlanError, match=r'it lacks more\.weight'):
+            self.replay(file, named=other)
+
+    def test_a_parameter_twice(self, file, tmp_path):
+        content = json.loads((tmp_path / 'plan.json').read_text())
+        content['buckets'].append(content['buckets'][0])
+        (tmp_path / 'plan.json').write_text(json.dumps(content))
+        with pytest.raises(PlanError, match='it has a parameter twice'):
+            self.replay(file)
+
+    def test_another_ratio(self, file):
+        with pytest.raises(PlanError, match=r'at ratio 0.02, this run has it at ratio 0.01'):
+            self.replay(file, ratio=0.01)
+        with pytest.raises(PlanError, match=r'this run has it at no ratio \(dense\)'):
+            self.replay(file, ratio=1.0)
+
+    def test_parameters_that_may_not_share(self, tmp_path):
+        trained(PerTensor(), steps=0)[0].save(tmp_path / 'plan.json')
+        content = json.loads((tmp_path / 'plan.json').read_text())
+        wide, narrow, *dense = content['buckets']
+        wide['parameters'] |= dense.pop()['parameters']
+        content['buckets'] = [wide, narrow, *dense]
+        (tmp_path / 'plan.json').write_text(json.dumps(content))
+        both = str(tmp_path / 'plan.json')
+        with pytest.raises(PlanError, match='in one bucket'):
+            self.replay(both)
+
+    @pytest.mark.parametrize(
+        'text', ['', '{}', '[]', '{"version": 2}', '{"version": 1, "buckets": [{}]}', 'null']
+    )
+    def test_a_file_that_is_no_plan(self, tmp_path, text):
+        (tmp_path / 'plan.json').write_text(text)
+        with pytest.raises(PlanError, match=r'plan\.json holds no plan'):
+            self.replay(str(tmp_path / 'plan.json'))
+
+    def test_no_file(self, tmp_path):
+        with pytest.raises(PlanError, match=r'none\.json holds no plan: FileNotFoundError'):
+            self.replay(str(tmp_path / 'none.json'))

@@ -1,0 +1,36 @@
+"""When buckets come through, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from dgc.timeline import Passage, Span, end, spans
+
+
+class TestTimeline:
+    """Backward pass of 10 s unless said otherwise."""
+
+    def test_what_is_hidden_costs_nothing(self):
+        assert end([Passage(ready=4.0, processor=0.0, moving=0.0, network=5.0)], 10.0) == 10.0
+
+    def test_the_last_bucket_has_nothing_to_hide_behind(self):
+        assert end([Passage(10.0, 0.0, 0.0, 5.0)], 10.0) == 15.0
+
+    def test_the_processors_part_delays_the_backward_pass(self):
+        assert end([Passage(4.0, 2.0, 1.0, 3.0)], 10.0) == 13.0
+
+    def test_a_bucket_waits_for_the_one_before_it(self):
+        passages = [Passage(2.0, 0.0, 0.0, 20.0), Passage(5.0, 0.0, 0.0, 4.0)]
+        assert end(passages, 10.0) == 26.0
+
+    def test_a_bucket_is_late_by_what_others_took_of_the_core(self):
+        passages = [Passage(2.0, 1.0, 0.5, 0.0), Passage(10.0, 2.0, 0.0, 4.0)]
+        assert end(passages, 10.0) == 10 + 1.5 + 2 + 4
+
+    def test_nothing_to_send(self):
+        assert end([], 10.0) == 10.0
+
+    def test_spans_say_when_each_enters_leaves_and_is_back(self):
+        passages = [Passage(2.0, 1.0, 0.5, 4.0), Passage(3.0, 2.0, 0.0, 1.0)]
+        assert spans(passages) == [Span(2.0, 3.0, 7.0), Span(7.0, 9.0, 10.0)]
+        assert end(passages, 4.0) == pytest.approx(10.0)
