@@ -12,15 +12,18 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from bench.rows import Row, Trained
 from bench.workloads import Batch, loss
 from dgc import Engine
+from dgc.profile import Profile, profile
 
 LEAST_STEPS = 2
+PROFILED = 5  # steps, for those that plan by times
 REASON = 300  # bytes of the reason why a row failed
 
 
@@ -79,6 +82,12 @@ class Contender:
     samples: list[Sample] = field(default_factory=list)
     error: str = ''
 
+    @property
+    def buckets(self) -> dict[str, Any] | None:
+        """How a row of ours divides the network, as a saved plan; None before it is made."""
+        trained = getattr(self, 'trained', None)
+        return None if trained is None or trained.ours is None else trained.ours.plan.to_json()
+
 
 class Track:
     """Where the contenders run: one engine, and batches that they all share.
@@ -107,6 +116,15 @@ class Track:
         ours = torch.cat([torch.tensor([milliseconds], dtype=torch.float64), counted]) / steps
         everybody = self.engine.all_gather(ours)  # [P, 7]
         return Sample(float(everybody[:, 0].max()), *everybody[:, 1:].mean(0).tolist())
+
+    def profile(self, network: nn.Module) -> Profile:
+        """When its gradients appear in a step."""
+
+        def closure() -> torch.Tensor:
+            batch = next(self._batches)
+            return loss(network(batch.inputs), batch.targets)
+
+        return profile(network, closure, PROFILED)
 
     def _counters(self, trained: Trained) -> torch.Tensor:
         """What a sample holds after its first field, so far."""

@@ -43,6 +43,7 @@ def result(row: Row, about: dict[str, Any], outcome: dict[str, Any]) -> Result:
     return {
         **common,
         'steps': outcome['steps'],
+        'plan': outcome.get('plan'),
         'median_ms': middle['ms'],
         'spread': spread([sample['ms'] for sample in samples]),
         'samples_ms': [sample['ms'] for sample in samples],

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from dgc import Composition, DistributedOptimizer, Engine
+    from dgc.profile import Profile
 
 LAUNCHERS = {'torch': 'torchrun', 'horovod': 'horovodrun'}  # engine → what starts its workers
 COMPUTE, DENSE, COMPRESSED = 'compute', 'dense', 'compressed'
@@ -36,7 +37,8 @@ class Trained(NamedTuple):
     ours: DistributedOptimizer | None = None
 
 
-Make = Callable[['nn.Module', 'Engine'], Trained]
+Measure = Callable[[], 'Profile']  # of a step of the network
+Make = Callable[['nn.Module', 'Engine', Measure], Trained]
 
 
 class Row(NamedTuple):
@@ -45,9 +47,10 @@ class Row(NamedTuple):
     base: its name without the engine, in which the same row under another engine is alike.
     engine: 'torch' or 'horovod': whose processes it runs in.
     kind: 'compute' without the others, 'dense' where every element is sent, or 'compressed'.
-    make: from a network of its own and the engine of the process.
+    make: from a network of its own, the engine of the process, and what times the network.
     alone: in processes of its own, since it may take them down.
     warmup: steps before any that counts.
+    late: made on the links that it will be measured on, since it plans by them.
     """
 
     base: str
@@ -56,6 +59,7 @@ class Row(NamedTuple):
     make: Make
     alone: bool = False
     warmup: int = 2
+    late: bool = False
 
     @property
     def name(self) -> str:
@@ -70,7 +74,7 @@ def sgd(model: nn.Module) -> Optimizer:
     return torch.optim.SGD(model.parameters(), **SETTINGS)
 
 
-def compute(model: nn.Module, _: Engine) -> Trained:
+def compute(model: nn.Module, _: Engine, __: Measure) -> Trained:
     """Forward, backward and optimizer, without the others."""
     return Trained(model, sgd(model))
 
@@ -85,12 +89,12 @@ def distributed(model: nn.Module) -> DistributedDataParallel:
         return DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
 
 
-def ddp(model: nn.Module, _: Engine) -> Trained:
+def ddp(model: nn.Module, _: Engine, __: Measure) -> Trained:
     """DistributedDataParallel in float32."""
     return Trained(distributed(model), sgd(model))
 
 
-def ddp_fp16(model: nn.Module, _: Engine) -> Trained:
+def ddp_fp16(model: nn.Module, _: Engine, __: Measure) -> Trained:
     """DistributedDataParallel that sends float16."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
@@ -99,7 +103,7 @@ def ddp_fp16(model: nn.Module, _: Engine) -> Trained:
     return Trained(network, sgd(model))
 
 
-def powersgd(model: nn.Module, _: Engine) -> Trained:
+def powersgd(model: nn.Module, _: Engine, __: Measure) -> Trained:
     """DistributedDataParallel with PyTorch's PowerSGD, rank 4; its first two steps are dense."""
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
@@ -112,7 +116,7 @@ def powersgd(model: nn.Module, _: Engine) -> Trained:
 def horovod(fp16: bool) -> Make:
     """Horovod's own optimizer, in float32 or float16."""
 
-    def make(model: nn.Module, _: Engine) -> Trained:
+    def make(model: nn.Module, _: Engine, __: Measure) -> Trained:
         import horovod.torch as hvd
 
         # Horovod remembers a tensor by its name, so the two types must not share one.
@@ -126,14 +130,15 @@ def horovod(fp16: bool) -> Make:
 def composition(choose: Callable[[Any], Composition]) -> Make:
     """One of ours, on the engine of the process. The memory holds the momentum if it can."""
 
-    def make(model: nn.Module, engine: Engine) -> Trained:
+    def make(model: nn.Module, engine: Engine, profile: Measure) -> Trained:
         import dgc
 
         chosen = choose(dgc)
         optimizer = sgd(model)
         if chosen.memory.holds_momentum:
             optimizer = dgc.DGCSGD(model.parameters(), **SETTINGS)
-        ours = dgc.DistributedOptimizer(optimizer, model.named_parameters(), chosen, engine)
+        named = model.named_parameters()
+        ours = dgc.DistributedOptimizer(optimizer, named, chosen, engine, profile=profile)
         return Trained(model, ours, ours)
 
     return make
@@ -153,6 +158,11 @@ COMPOSITIONS: dict[str, Callable[[Any], Composition]] = {
     ),
     'dgc packed': lambda dgc: dgc.deep_gradient_compression(RATIO, indices='packed'),
     'dgc packed int8': lambda dgc: packed(dgc),
+    'dgc per tensor': lambda dgc: packed(dgc, planner=dgc.planner.PerTensor()),
+    'dgc whole': lambda dgc: packed(dgc, planner=dgc.planner.Whole()),
+    'dgc merged': lambda dgc: packed(dgc, planner=dgc.planner.Merged()),
+    'dgc adaptive': lambda dgc: packed(dgc, planner=dgc.planner.Adaptive()),
+    'mgwfbp': lambda dgc: dgc.dense(planner=dgc.planner.Merged()),
     'gtopk': lambda dgc: packed(dgc, exchange=dgc.exchanges.GTopK()),
     'gtopk doubling': lambda dgc: packed(dgc, exchange=dgc.exchanges.GTopKDoubling()),
     'spardl': lambda dgc: packed(
@@ -161,6 +171,9 @@ COMPOSITIONS: dict[str, Callable[[Any], Composition]] = {
     'oktopk': lambda dgc: packed(dgc, exchange=dgc.exchanges.OkTopK()),
     'chunk': lambda dgc: packed(dgc, exchange=dgc.exchanges.ChunkAllReduce(1024)),
 }
+
+DENSE_ONES = {'dense', 'mgwfbp'}
+LATE = {'dgc merged', 'dgc adaptive', 'mgwfbp'}
 
 OTHERS = [
     Row('ddp', 'torch', DENSE, ddp),
@@ -178,7 +191,13 @@ ROWS: list[Row] = [
         Row('compute', engine, COMPUTE, compute),
         *(row for row in OTHERS if row.engine == engine),
         *(
-            Row(base, engine, DENSE if base == 'dense' else COMPRESSED, composition(choose))
+            Row(
+                base,
+                engine,
+                DENSE if base in DENSE_ONES else COMPRESSED,
+                composition(choose),
+                late=base in LATE,
+            )
             for base, choose in COMPOSITIONS.items()
         ),
     ]

@@ -46,6 +46,7 @@ class Answer:
             rows = {
                 each.row.name: {
                     'error': each.error,
+                    'plan': each.buckets,
                     'steps': each.plan.rounds * each.plan.steps,
                     'samples': [sample._asdict() for sample in each.samples],
                 }
@@ -75,9 +76,13 @@ class Benchmark:
         """Make all, then measure them round after round."""
         self.check_memory()
         for each in self.contenders:
-            self.take_turn(each, self.make)
+            if not each.row.late:
+                self.take_turn(each, self.make)
         if self.spec.gate:
             wait_at(Path(self.spec.gate), self.engine)
+        for each in self.contenders:
+            if each.row.late:
+                self.take_turn(each, self.make)
         for each in self.contenders:
             self.take_turn(each, self.probe)
         for number in range(max(each.plan.rounds for each in self.contenders)):
@@ -97,8 +102,8 @@ class Benchmark:
 
     def make(self, contender: Contender) -> None:
         """Its network and optimizer; some steps, to allocate, connect and adapt."""
-        row = contender.row
-        contender.trained = row.make(make_model(self.workload), self.engine)
+        row, model = contender.row, make_model(self.workload)
+        contender.trained = row.make(model, self.engine, partial(self.track.profile, model))
         self.track.run(contender.trained, row.warmup)
 
     def probe(self, contender: Contender) -> None:

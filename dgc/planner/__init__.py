@@ -3,7 +3,7 @@
 from dgc.planner.base import Named, Planner
 from dgc.planner.by_size import BySize, PerTensor, Whole
 from dgc.planner.saved import Plan, PlanError, Replay
-from dgc.planner.timed import Adaptive, Merged, MergedGreedily, Timed
+from dgc.planner.timed import Adaptive, Merged, MergedGreedily, Timed, extremes
 
 __all__ = [
     'Adaptive',
@@ -18,4 +18,5 @@ __all__ = [
     'Replay',
     'Timed',
     'Whole',
+    'extremes',
 ]

@@ -61,12 +61,15 @@ class Plan:
 
     def save(self, file: Path) -> None:
         """Write it, to be replayed."""
-        content = {
+        file.write_text(json.dumps(self.to_json(), indent=1) + '\n')
+
+    def to_json(self) -> dict[str, Any]:
+        """As numbers, lists and dictionaries."""
+        return {
             'version': VERSION,
             'foreseen_seconds': self.foreseen,
             'buckets': [asdict(bucket) for bucket in self.buckets],
         }
-        file.write_text(json.dumps(content, indent=1) + '\n')
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Plan:
@@ -139,14 +142,13 @@ class Replay(Planner):
         ours: dict[str, Any] = {}
         if engine.rank == 0:
             try:
-                ours['content'] = json.loads(Path(self.file).read_text())
-                Plan.from_json(ours['content'])
-            except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-                ours = {'refused': f'{self.file} holds no plan: {error!r}'}
+                ours['plan'] = read(self.file).to_json()
+            except PlanError as error:
+                ours['refused'] = str(error)
         told = broadcast_json(engine, ours, parameters[0][1].device)
         if 'refused' in told:
             raise PlanError(told['refused'])
-        return replace(self, known=Plan.from_json(told['content']))
+        return replace(self, known=Plan.from_json(told['plan']))
 
     def plan(
         self,
@@ -157,12 +159,12 @@ class Replay(Planner):
     ) -> list[Bucket]:
         """See :meth:`Planner.plan`. Raises PlanError where the plan is of another model, or of
         another ratio."""
-        assert self.known is not None
+        known = self.known or read(self.file)
         ours = {named[0]: named for named in parameters if named[1].numel()}
-        self._check_names(self.known, ours)
+        self._check_names(known, ours)
         return [
             self._bucket(each, [ours[name] for name in each.parameters], rules, schedule, buffers)
-            for each in self.known.buckets
+            for each in known.buckets
         ]
 
     def _check_names(self, plan: Plan, known: Mapping[str, Named]) -> None:
@@ -206,6 +208,14 @@ class Replay(Planner):
         if own is not None and planned.ratio is not None:
             own = own.towards(planned.ratio)
         return Bucket(members, own, buffers)
+
+
+def read(file: str) -> Plan:
+    """What ``Plan.save`` wrote. Raises PlanError for anything else."""
+    try:
+        return Plan.from_json(json.loads(Path(file).read_text()))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise PlanError(f'{file} holds no plan: {error!r}') from error
 
 
 def spelled(ratio: float | None) -> str:

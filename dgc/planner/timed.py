@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -16,7 +17,7 @@ from dgc.planner.forecast import Forecast, Timing
 from dgc.planner.merging import exact, greedy
 from dgc.rules import LayerRules
 from dgc.schedule import RatioSchedule
-from dgc.timeline import Passage
+from dgc.timeline import Passage, end
 
 if TYPE_CHECKING:
     from dgc.composition import Composition
@@ -29,7 +30,7 @@ TimedT = TypeVar('TimedT', bound='Timed')
 
 
 class Lane(NamedTuple):
-    """Parameters that may share a bucket, in the order in which their gradients appear.
+    """Parameters that share a bucket, or may, in the order in which their gradients appear.
 
     schedule: their ratio over time; None where they are always dense.
     """
@@ -91,30 +92,36 @@ class Timed(Planner):
         """See :meth:`Planner.plan`; a bucket comes before another that is complete later."""
         if self.forecast is None:
             raise ValueError(f'{type(self).__name__} plans by times that nobody has measured yet')
-        buckets = [
-            Bucket(members, own, buffers)
-            for lane in lanes(parameters, rules, schedule, self.forecast)
-            for members, own in self.divide(lane, self.forecast)
-        ]
+        found = lanes(parameters, rules, schedule, self.forecast)
+        ways = itertools.product(*(self.divide(lane, self.forecast) for lane in found))
         ready = self.forecast.ready
-        return sorted(buckets, key=lambda b: max(ready(member.name) for member in b.members))
+        orders = [
+            sorted(
+                itertools.chain(*way),
+                key=lambda lane: max(ready(name) for name, *_ in lane.members),
+            )
+            for way in ways
+        ]
+        best = min(orders, key=self._seconds)
+        return [Bucket(lane.members, lane.schedule, buffers) for lane in best]
+
+    def _seconds(self, order: Sequence[Lane]) -> float:
+        """Of a step with these buckets."""
+        assert self.forecast is not None
+        passages = [way(lane, self.forecast) for lane in order]
+        return end(passages, self.forecast.timing.backward)
 
     @abstractmethod
-    def divide(
-        self, lane: Lane, forecast: Forecast
-    ) -> Iterable[tuple[list[Named], RatioSchedule | None]]:
-        """Buckets of a lane, each with its schedule, as if there were no other lane."""
+    def divide(self, lane: Lane, forecast: Forecast) -> list[list[Lane]]:
+        """A lane divided into buckets, in one way or a few, as if there were no other lane: of
+        those ways the plan has what ends first with the others."""
 
     def foreseen(
         self, parameters: Sequence[Named], rules: LayerRules, schedule: RatioSchedule
     ) -> dict[str, float]:
         """See :meth:`Planner.foreseen`: of this plan, and of the two extremes."""
         assert self.forecast is not None
-        planners = {
-            type(self).__name__: self,
-            'per tensor': PerTensor(dense_bytes=0),
-            'whole model': Whole(),
-        }
+        planners = {type(self).__name__: self, **extremes(parameters, rules, schedule)}
         return {
             name: self.forecast.seconds(planner.plan(parameters, rules, schedule, ()))
             for name, planner in planners.items()
@@ -129,14 +136,14 @@ class Merged(Timed):
     compressed MG-WFBP's; the answer is exact, up to AFFORDABLE layers.
     """
 
-    def divide(
-        self, lane: Lane, forecast: Forecast
-    ) -> Iterable[tuple[list[Named], RatioSchedule | None]]:
-        """See :meth:`Timed.divide`."""
-        first = 0
-        for stop in self.stops(lane, forecast):
-            yield lane.members[first:stop], lane.schedule
-            first = stop
+    def divide(self, lane: Lane, forecast: Forecast) -> list[list[Lane]]:
+        """See :meth:`Timed.divide`: merged, or whole, where another lane keeps the network busy."""
+        stops = self.stops(lane, forecast)
+        merged = [
+            Lane(lane.members[first:stop], lane.schedule)
+            for first, stop in zip([0, *stops], stops, strict=False)
+        ]
+        return [merged, [lane]]
 
     def stops(self, lane: Lane, forecast: Forecast) -> list[int]:
         """Where each bucket of the lane stops."""
@@ -173,17 +180,16 @@ class Adaptive(Timed):
         if not 0 < self.max_ratio <= 1:
             raise ValueError(f'max_ratio must be above 0 and at most 1, got {self.max_ratio}')
 
-    def divide(
-        self, lane: Lane, forecast: Forecast
-    ) -> Iterable[tuple[list[Named], RatioSchedule | None]]:
+    def divide(self, lane: Lane, forecast: Forecast) -> list[list[Lane]]:
         """See :meth:`Timed.divide`; what is always dense travels together."""
         if lane.schedule is None:
-            yield lane.members, None
-            return
+            return [[lane]]
         ready = [forecast.ready(name) for name, *_ in lane.members]
+        layers = []
         for named, now, following in zip(lane.members, ready, [*ready[1:], ready[-1]], strict=True):
             ratio = self.ratio(named, lane.schedule, following - now, forecast)
-            yield [named], lane.schedule.towards(ratio)
+            layers.append(Lane([named], lane.schedule.towards(ratio)))
+        return [layers]
 
     def ratio(self, named: Named, schedule: RatioSchedule, gap: float, forecast: Forecast) -> float:
         """The largest that hides in ``gap`` seconds, by bisection of the elements sent."""
@@ -201,7 +207,16 @@ class Adaptive(Timed):
         while least < most:
             middle = (least + most + 1) // 2
             least, most = (middle, most) if hides(middle) else (least, middle - 1)
-        return max(least / numel, schedule.ratio)
+        return max(min(least / numel, self.max_ratio), schedule.ratio)
+
+
+def extremes(
+    parameters: Sequence[Named], rules: LayerRules, schedule: RatioSchedule
+) -> dict[str, Planner]:
+    """What merging lies between. Where some are sparse, what is always dense travels together."""
+    sparse = any(own_schedule(name, p, rules, schedule) for name, p, _ in parameters)
+    apart = PerTensor() if sparse else PerTensor(dense_bytes=0)
+    return {'per tensor': apart, 'whole model': Whole()}
 
 
 def lanes(
@@ -217,6 +232,13 @@ def lanes(
     for lane in found.values():
         lane.members.sort(key=lambda named: forecast.ready(named[0]))
     return list(found.values())
+
+
+def way(lane: Lane, forecast: Forecast) -> Passage:
+    """Of a lane that is one bucket."""
+    names = [name for name, *_ in lane.members]
+    numel = sum(parameter.numel() for _, parameter, _ in lane.members)
+    return forecast.passage(names, numel, None if lane.schedule is None else lane.schedule.ratio)
 
 
 def together(lane: Lane, forecast: Forecast) -> Callable[[int, int], Passage]:

@@ -57,6 +57,18 @@ class TestMerged:
             len(plan(Merged(forecast({}, start=1.0)), in_one_group(parameters()), rules=own)) == 3
         )
 
+    def test_lanes_know_of_each_other(self):
+        """Alone, the scales would go in two: then the second has less to send at the end. But the
+        matrices keep the network busy until then."""
+        shapes = {'w': (1000, 1), 'late': (500,), 'early': (500,)}
+        members = in_one_group((name, Parameter(torch.zeros(s))) for name, s in shapes.items())
+        costs = {'dense': Route(FREE, Line(1.0, 1e-3)), 'start': 20.0}
+        came = {'w': 3.0, 'early': 8.0, 'late': 10.0}
+        known = forecast(came, **costs)
+        alone = [each for each in members if each[0] != 'w']
+        assert sorted(names(plan(Merged(known), alone))) == [['early'], ['late']]
+        assert sorted(names(plan(Merged(known), members))) == [['early', 'late'], ['w']]
+
     def test_parameters_without_elements_are_left_out(self):
         members = in_one_group(
             [('none', Parameter(torch.zeros(0, 3))), ('one', Parameter(torch.zeros(1, 1)))]

@@ -17,7 +17,7 @@ from utils.launch import Refused
 PROGRAM = 'tools.plan'
 OPTIONS = (
     '--bandwidths', '--calibration', '--check', '--configs', '--help', '--json', '--latency',
-    '--png', '--sharing', '--workers',
+    '--png', '--sharing', '--timeline', '--workers',
 )  # fmt: skip
 EXAMPLES = """\
 examples:
@@ -27,6 +27,9 @@ examples:
   with a setting of its own, over the ocean, and what this host was measured to do kept for later:
     python -m tools.plan --configs configs/cifar/resnet20.py --configs.train.batch_size 64 \\
         --latency 80 --calibration host.json
+  which layers should travel together among four workers, as a picture:
+    python -m tools.plan --configs configs/cifar/vgg16.py configs/dgc/wm5.py --workers 4 \\
+        --bandwidths 1gbit --timeline timeline.png
   how far predictions are off what was measured on four nodes that share two cores:
     python -m bench.cluster --model vgg16 --nodes 4 --rates 100mbit 1gbit --json table.json
     python -m tools.plan --check table.json --sharing 2
@@ -56,6 +59,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     add('--sharing', type=float, default=1.0, metavar='S', help='workers that share a core (1)')
     add('--calibration', type=Path, metavar='FILE', help='read what this host does, or write it')
     add('--png', type=Path, metavar='FILE', help='draw the steps there')
+    add('--timeline', nargs='?', const='', metavar='FILE',
+        help='show when buckets are compressed and sent, per tensor, whole and merged, at the '
+        'first bandwidth among the fewest workers; and draw it there, a PNG')  # fmt: skip
     add('--json', type=Path, metavar='FILE', help='write the predictions there')
     add('--check', type=Path, metavar='TABLE', help='compare with this table of bench.cluster')
     arguments, overrides = parser.parse_known_args(argv)
@@ -72,7 +78,8 @@ def check(arguments: argparse.Namespace, overrides: Sequence[str]) -> None:
     if not arguments.configs:
         if arguments.check is None:
             raise ValueError('nothing to plan: give a stack (--configs FILE ...), or --check TABLE')
-        given = [f'--{name}' for name in ('workers', 'bandwidths', 'png') if vars(arguments)[name]]
+        options = ('workers', 'bandwidths', 'png', 'timeline')
+        given = [f'--{name}' for name in options if vars(arguments)[name] is not None]
         for word in (*given, *(word for word in overrides if word.startswith('-'))):
             raise ValueError(f'{word} is of no use without a stack: add --configs FILE ...')
     arguments.workers = sorted({*(arguments.workers or (4, 16, 64, 1024))})
@@ -85,11 +92,11 @@ def check(arguments: argparse.Namespace, overrides: Sequence[str]) -> None:
         raise ValueError(f'--latency is in ms, from 0 on, got {arguments.latency}')
     if not 1 <= arguments.sharing < float('inf'):
         raise ValueError(f'--sharing is how many workers share a core, got {arguments.sharing}')
-    for name in ('calibration', 'png', 'json'):
-        file = vars(arguments)[name]
-        if file is not None and not file.absolute().parent.is_dir():
+    for name in ('calibration', 'png', 'timeline', 'json'):
+        file = vars(arguments)[name] and Path(vars(arguments)[name])
+        if file and not file.absolute().parent.is_dir():
             raise ValueError(f'--{name}: there is no folder {file.absolute().parent}')
-    if arguments.png is not None and importlib.util.find_spec('matplotlib') is None:
+    if (arguments.png or arguments.timeline) and importlib.util.find_spec('matplotlib') is None:
         raise ValueError('--png needs matplotlib: pip install -r requirements.txt')
 
 

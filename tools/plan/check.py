@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import dgc
 from bench.report import number
 from bench.rows import COMPOSITIONS, COMPUTE
 from bench.workloads import WORKLOADS
+from dgc.planner import Plan, Replay
 from tools.cluster.rates import parse_rate
 from tools.plan.compositions import Make
 from utils.launch import Refused
@@ -35,9 +37,9 @@ class Table(NamedTuple):
     others: list[str]
 
     @property
-    def bases(self) -> list[str]:
-        """The compositions."""
-        return list(dict.fromkeys(row['row'] for row in self.rows))
+    def subjects(self) -> dict[str, dict[str, Any]]:
+        """Rows of which no two have the same composition and buckets, by what tells them apart."""
+        return {subject(row): row for row in self.rows}
 
 
 class Cell(NamedTuple):
@@ -54,6 +56,12 @@ class Cell(NamedTuple):
     def error(self) -> float:
         """Of the prediction, relative to what was measured."""
         return self.predicted / self.measured - 1
+
+
+def subject(row: dict[str, Any]) -> str:
+    """What is measured of a row: its composition, with its buckets."""
+    plan = row.get('plan')
+    return row['row'] if plan is None else f'{row["row"]} {json.dumps(plan["buckets"])}'
 
 
 def read(file: Path) -> Table:
@@ -93,9 +101,16 @@ def parse(results: Sequence[dict[str, Any]]) -> Table:
     return Table(*subjects.pop(), compute, rows, list(dict.fromkeys(others)))
 
 
-def maker(base: str) -> Make:
-    """Makes the composition of a row."""
-    return lambda: COMPOSITIONS[base](dgc)
+def maker(base: str, plan: dict[str, Any] | None = None) -> Make:
+    """Makes the composition of a row, with the buckets that it had."""
+
+    def make() -> dgc.Composition:
+        composition = COMPOSITIONS[base](dgc)
+        if plan is None:
+            return composition
+        return replace(composition, planner=Replay('the table', Plan.from_json(plan)))
+
+    return make
 
 
 def cell(row: dict[str, Any], predicted: float) -> Cell:

@@ -22,6 +22,7 @@ from dgc.exchanges import (
     OkTopK,
     SparDL,
 )
+from dgc.planner import BySize, Timed
 
 DENSE, YOURS = 'dense', 'yours'
 RATIO = 0.001
@@ -66,6 +67,12 @@ def field(yours: Make) -> Field:
             'inside it is not counted'
         )
         base = between_machines(yours)
+    if isinstance(base().planner, Timed):
+        notes.append(
+            'your stack divides the model by times measured in the run: here it is divided by '
+            'size; --timeline shows what merging makes of it'
+        )
+        base = by_size(base)
     own = base().exchange
     if compresses(base()):
         candidates.append(Candidate(YOURS, base))
@@ -130,6 +137,11 @@ def between_machines(make: Make) -> Make:
         return replace(composition, exchange=getattr(exchange, 'exchange', exchange))
 
     return made
+
+
+def by_size(make: Make) -> Make:
+    """The same with the planner that measures nothing."""
+    return lambda: replace(make(), planner=BySize())
 
 
 def unfit(exchange: Exchange, workers: int) -> str:

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from dgc import Composition
 from dgc.costmodel import Line
 from dgc.profile import profile
-from tools.plan.compositions import Candidate, unfit
+from tools.plan.compositions import Candidate, Make, unfit
 from tools.plan.counts import growth
 from tools.plan.path import Blueprint, blueprints, dense_line, sparse_line
 from tools.plan.predict import Growth, Measured, Part, Step, is_sparse
@@ -25,7 +25,7 @@ class Bench:
     """What one subject takes, and its compositions, each thing measured once.
 
     workers: the numbers of them that predictions will be for.
-    step: forward and backward pass.
+    step: forward and backward pass; forward: when the second begins.
     """
 
     def __init__(self, subject: Subject, workers: Collection[int]) -> None:
@@ -33,6 +33,7 @@ class Bench:
         self.workers = workers
         profiled = profile(subject.model, subject.closure, BATCHES)
         self.step = Step(profiled.arrivals, profiled.backward)
+        self.forward = profiled.forward
         self._updates: dict[str, float] = {}
         self._dense: dict[tuple[str, int], Line] = {}
 
@@ -49,8 +50,12 @@ class Bench:
             composition.overlaps,
             self.update(composition),
             parts,
-            growth(candidate.make, self.workers) if sparse else Growth({}),
+            self.growth(candidate.make) if sparse else Growth({}),
         )
+
+    def growth(self, make: Make) -> Growth:
+        """How what an exchange does grows with the workers."""
+        return growth(make, self.workers)
 
     def update(self, composition: Composition) -> float:
         """Seconds of the optimizer that goes with a composition."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,8 +15,9 @@ from bench.spec import write_json
 from datasets import DatasetError
 from dgc.costmodel import Calibration
 from tools.cluster.rates import parse_rate
-from tools.plan import calibration, check, report
-from tools.plan.compositions import Candidate, Field, UnfitError, field, unfit
+from tools.plan import calibration, check, gantt, report
+from tools.plan.compositions import YOURS, Candidate, Field, UnfitError, field, unfit
+from tools.plan.division import divisions
 from tools.plan.measure import Bench
 from tools.plan.predict import Measured, Setting, predict
 from tools.plan.report import Prediction
@@ -67,6 +69,8 @@ def plan(
         if not unfit(each.exchange, workers)
     ]
     print(report.plan(subject, bench.step, predictions, [*chosen.notes, *notes], arguments.latency))
+    if arguments.timeline is not None:
+        print(f'\n{timeline(bench, chosen, host, arguments)}')
     if arguments.png is not None:
         from tools.plan.figure import draw  # matplotlib takes a second to import
 
@@ -78,6 +82,25 @@ def plan(
     }
 
 
+def timeline(bench: Bench, chosen: Field, host: Calibration, arguments: argparse.Namespace) -> str:
+    """The stack's step divided in several ways, at the first bandwidth, among the fewest workers;
+    drawn as well where a file is named. Raises Refused."""
+    make = next((c.make for c in chosen.candidates if c.name == YOURS), chosen.candidates[0].make)
+    bandwidth, workers = arguments.bandwidths[0], arguments.workers[0]
+    latency = 1e-3 * arguments.latency
+    setting = Setting(workers, parse_rate(bandwidth), latency, arguments.sharing)
+    say('measuring buckets of several sizes')
+    try:
+        found = divisions(bench, make, host, setting)
+    except UnfitError as error:
+        raise Refused(str(error)) from error
+    title = f'{workers} workers, {bandwidth}, latency {arguments.latency:g} ms'
+    if arguments.timeline:
+        gantt.draw(found, title, Path(arguments.timeline))
+    merged = found[-1].plan
+    return f'{title}; {gantt.text(found)}\n\nmerged, {merged.summary()}\n{merged.table()}'
+
+
 def survey(bench: Bench, candidates: Sequence[Candidate]) -> tuple[list[Measured], list[str]]:
     """What was measured of those that can be, and why the others are left out.
 
@@ -85,7 +108,7 @@ def survey(bench: Bench, candidates: Sequence[Candidate]) -> tuple[list[Measured
     """
     measured, notes = [], []
     for candidate in candidates:
-        say(f'measuring {candidate.name}')
+        say(f'measuring {candidate.name.split(" [")[0]}')
         try:
             measured.append(bench.composition(candidate))
         except UnfitError as error:
@@ -118,20 +141,25 @@ def compare(
     torch.set_num_threads(table.threads)
     subject = of_workload(table.model, table.batch)
     bench = Bench(subject, [table.nodes])
-    known = {base: Candidate(base, check.maker(base)) for base in table.bases}
-    measured, notes = survey(bench, list(known.values()))
+    measured, notes = survey(
+        bench,
+        [
+            Candidate(name, check.maker(row['row'], row.get('plan')))
+            for name, row in table.subjects.items()
+        ],
+    )
     for note in notes:
         say(note)
     alone = bench.step.backward + bench.update(check.maker('dense')())
-    by_base = {each.name: each for each in measured}
+    by_subject = {each.name: each for each in measured}
     cells = []
     for row in table.rows:
-        if row['row'] in by_base:
+        if check.subject(row) in by_subject:
             compute = table.compute[row['rate']]
             latency = 0.0 if row['rate'] == 'none' else 1e-3 * arguments.latency
             setting = Setting(table.nodes, parse_rate(row['rate']), latency, arguments.sharing)
             seconds = predict(
-                by_base[row['row']], bench.step, host, setting, 1e-3 * compute / alone
+                by_subject[check.subject(row)], bench.step, host, setting, 1e-3 * compute / alone
             )
             cells.append(check.cell(row, 1e3 * seconds))
     return cells
