@@ -35,6 +35,7 @@ class Workload(NamedTuple):
 
 WORKLOADS = {
     'resnet20': Workload('models.cifar:resnet20', (3, 32, 32), 10),
+    'resnet56': Workload('models.cifar:resnet56', (3, 32, 32), 10),
     'vgg16': Workload('models.cifar:vgg16', (3, 32, 32), 10),
     'lstm': Workload('models.language:lstm_language_model', (35,), 10_000),
     'transformer': Workload('models.language:transformer_language_model', (64,), 10_000),

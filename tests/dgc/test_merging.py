@@ -7,73 +7,38 @@ import random
 
 import pytest
 
+from bench.merging import Layers, every_grouping, report
 from dgc.planner.merging import exact, greedy
-from dgc.timeline import Passage, end
-
-
-class Layers:
-    """Random layers. s: as a function of elements, convex, concave or linear."""
-
-    def __init__(self, seed: int, count: int) -> None:
-        draw = random.Random(seed)
-        steps = [draw.choice((0.0, draw.uniform(0, 3))) for _ in range(count)]
-        self.ready = list(itertools.accumulate(steps, initial=draw.uniform(0, 3)))[1:]
-        self.sizes = [draw.choice((1, 10, 100)) * draw.uniform(0.5, 2) for _ in range(count)]
-        self.backward = self.ready[-1] + draw.choice((0.0, 1.0))
-        self.start = draw.choice((0.0, 0.3, 2.0))
-        self.each = draw.choice((0.001, 0.02, 0.2))
-        self.power = draw.choice((0.8, 1.0, 1.2))
-        self.work = draw.choice((0.0, 0.01))
-        self.moving = draw.choice((0.0, 0.005))
-
-    def together(self, first: int, stop: int) -> Passage:
-        numel = sum(self.sizes[first:stop])
-        return Passage(
-            self.ready[stop - 1],
-            self.work * (1 + numel**self.power),
-            self.moving * numel,
-            self.start + self.each * numel,
-        )
-
-    def seconds(self, stops: list[int]) -> float:
-        """Of a step, by the timeline, with groups that stop there."""
-        firsts = [0, *stops[:-1]]
-        return end(
-            [self.together(*ends) for ends in zip(firsts, stops, strict=True)], self.backward
-        )
-
-
-def every_grouping(count: int):
-    """All 2^(count-1)."""
-    for cuts in itertools.product((False, True), repeat=count - 1):
-        yield [*(place for place, cut in enumerate(cuts, 1) if cut), count]
+from dgc.timeline import Passage
 
 
 @pytest.mark.parametrize('seed', range(120))
 def test_no_grouping_is_better_than_the_exact_one_and_the_greedy_one_is_a_grouping(seed):
     count = 1 + seed % 10 if seed < 110 else 12
     layers = Layers(seed, count)
-    best = min(layers.seconds(stops) for stops in every_grouping(count))
-    found = exact(count, layers.together, layers.backward)
-    assert layers.seconds(found) == pytest.approx(best, rel=1e-12)
+    best = layers.best()
+    assert layers.exact() == pytest.approx(best, rel=1e-12)
     stops = greedy(count, layers.together)
     assert stops[-1] == count and stops == sorted({*stops})
-    assert layers.seconds(stops) >= best * (1 - 1e-12)
+    assert layers.greedy() >= best * (1 - 1e-12)
 
 
 def test_greedy_misses_the_best_in_some_cases():
-    gaps = []
-    for seed in range(110):
-        layers = Layers(seed, 1 + seed % 10)
-        ends = [
-            layers.seconds(stops)
-            for stops in (
-                greedy(len(layers.sizes), layers.together),
-                exact(len(layers.sizes), layers.together, layers.backward),
-            )
-        ]
-        gaps.append(ends[0] / ends[1] - 1)
-    assert max(gaps) > 0.01  # which is why there is an exact one
+    cases = [Layers(seed, 1 + seed % 10) for seed in range(110)]
+    assert max(each.greedy() / each.exact() for each in cases) > 1.01  # so there is an exact one
+
+
+def test_all_groupings_are_all():
+    found = list(every_grouping(4))
+    assert len(found) == len({*map(tuple, found)}) == 8
+    assert all(stops[-1] == 4 and stops == sorted(stops) for stops in found)
+
+
+def test_the_report_says_how_often_each_is_the_best():
+    lines = report(40, 5).splitlines()
+    assert lines[0] == '40 random cases of 2 to 5 layers, beside the best of all groupings'
+    assert lines[1].startswith('exact    the best in 40 (100.0%)')
+    assert lines[2].startswith('greedy   the best in ') and '100.0%' not in lines[2]
 
 
 class TestByHand:
