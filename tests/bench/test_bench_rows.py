@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ import torch
 import dgc
 from bench.launch import launches
 from bench.measure import Contender, Track
-from bench.rows import COMPOSITIONS, LAUNCHERS, ROWS, by_name, composition, select
+from bench.rows import COMPOSITIONS, DENSE_ONES, LAUNCHERS, ROWS, by_name, composition, select
 from bench.workloads import WORKLOADS, Batch, loss, make_batches, make_model
+from dgc.engines import LocalEngine
+from dgc.planner import Plan, Timed
 
 
 def names(rows) -> list[str]:
@@ -69,6 +72,26 @@ def test_workloads_fit_their_data(name):
     assert 0.5 * expected < loss(model(batch.inputs), batch.targets).item() < 2 * expected
 
 
+def test_rows_that_plan_by_times_are_made_on_the_links_they_are_measured_on():
+    late = {row.base for row in ROWS if row.late}
+    assert late == {
+        base for base, choose in COMPOSITIONS.items() if isinstance(choose(dgc).planner, Timed)
+    }
+
+
+def test_a_row_says_how_it_divides_the_network():
+    contender = Contender(by_name(['dgc per tensor (torch)'])[0])
+    assert contender.buckets is None
+    model = make_model(WORKLOADS['digits'])
+    contender.trained = contender.row.make(model, LocalEngine(), unused)
+    plan = Plan.from_json(contender.buckets)
+    assert [len(bucket.parameters) for bucket in plan.buckets] == [1, 1, 1, 1, 6]
+
+
+def unused():
+    raise AssertionError('it does not plan by times')
+
+
 def test_ranks_have_the_same_weights_and_data_of_their_own():
     workload = WORKLOADS['digits']
     ours, again = make_model(workload), make_model(workload)
@@ -83,14 +106,15 @@ def test_compositions_train_and_count_their_bytes(name):
     workload = WORKLOADS['digits']
 
     def work(engine: dgc.Engine):
-        trained = composition(COMPOSITIONS[name])(make_model(workload), engine)
         track = Track(engine, make_batches(workload, 4, engine.rank))
+        model = make_model(workload)
+        trained = composition(COMPOSITIONS[name])(model, engine, partial(track.profile, model))
         return track.run(trained, 2), [p.detach() for p in trained.network.parameters()]
 
     (sample, first), (_, other) = dgc.simulate(2, work)
     assert all(map(torch.equal, first, other))
     assert sample.ms > 0 and sample.cpu > 0 and sample.wait >= 0
     dense = 4 * sum(p.numel() for p in first)  # a ring of two sends each element twice, half of it
-    assert sample.codec == dense if name == 'dense' else 0 < sample.codec < dense / 20
+    assert sample.codec == dense if name in DENSE_ONES else 0 < sample.codec < dense / 5
     assert math.isnan(sample.kernel)
     assert Contender(ROWS[0]).samples == []

@@ -1,0 +1,59 @@
+"""A run writes its plan, and another replays it: the same buckets and, simulated, the same bits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from launching import PYTHON, SIMULATED, Done, Run, command, only_run
+
+STACKS = {
+    'omgs': ['dgc/wm5', 'omgs/merged'],
+    'lags': ['dgc/wm5', 'lags/adaptive'],
+    'mgwfbp': ['mgwfbp/merged'],
+    'whole': ['dgc/wm5', 'plan/whole'],
+}
+REPLAY = [
+    '--configs', 'configs/plan/replay.py', '--configs.train.compression.planner.file',
+]  # fmt: skip
+
+
+def train(folder: Path, stack: Sequence[str], more: Sequence[str | Path] = ()) -> Done:
+    """One epoch of the digits, among two simulated workers."""
+    files = [f'configs/{name}.py' for name in ('digits/cnn', *stack)]
+    return command(
+        [PYTHON, 'train.py', '--configs', *files, *more, *SIMULATED, '2', '--devices', 'cpu',
+         '--configs.train.num_epochs=1', '--configs.train.batch_size=64', '--runs', folder]
+    )  # fmt: skip
+
+
+def plan_of(run: Run) -> list[dict]:
+    """Its buckets."""
+    return json.loads((run.folder / 'plan.json').read_text())['buckets']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('stack', STACKS.values(), ids=STACKS)
+def test_a_plan_is_written_and_replays_to_the_last_bit(tmp_path, stack):
+    first = only_run(tmp_path / 'first', train(tmp_path / 'first', stack))
+    file = first.folder / 'plan.json'
+    told = [line for line in first.done.lines if line.startswith('plan: ')]
+    assert len(told) == (0 if stack[-1] == 'plan/whole' else 1)
+    assert (first.folder / 'plan.txt').read_text().splitlines()[1].startswith('bucket')
+    again = only_run(tmp_path / 'again', train(tmp_path / 'again', stack, [*REPLAY, file]))
+    assert plan_of(again) == plan_of(first)
+    assert again.curve('loss/train') == first.curve('loss/train')
+
+
+def test_a_plan_of_another_model_is_refused_by_name(tmp_path):
+    bucket = {'parameters': {'features.0.weight': 9}, 'ratio': 0.001, 'asked': 0.001}
+    plan = {'version': 1, 'foreseen_seconds': {}, 'buckets': [bucket]}
+    file = tmp_path / 'plan.json'
+    file.write_text(json.dumps(plan))
+    done = train(tmp_path, ['dgc/wm5'], [*REPLAY, file])
+    assert done.code == 2
+    assert done.complaints == [
+        f'train.py: {file} is of another model: this one has no features.0.weight'
+    ]
