@@ -51,7 +51,7 @@ def test_a_row_that_fails_on_one_rank_is_out_on_all_and_the_next_goes_on():
                 raise RuntimeError('two\nlines é ' + 400 * 'x')
 
         track.attempt(bad, fail)
-        good.trained = compute(make_model(WORKLOAD), engine)
+        good.trained = compute(make_model(WORKLOAD), engine, None)
         track.attempt(good, lambda: good.samples.append(track.run(good.trained, 1)))
         return bad.error, good.error, good.samples
 
@@ -65,7 +65,7 @@ def test_a_row_that_fails_on_one_rank_is_out_on_all_and_the_next_goes_on():
 def test_all_ranks_gather_the_same_times_so_that_they_plan_alike():
     def work(engine: dgc.Engine):
         track = Track(engine, make_batches(WORKLOAD, 2, engine.rank))
-        return track.run(compute(make_model(WORKLOAD), engine), 1)[:2]
+        return track.run(compute(make_model(WORKLOAD), engine, None), 1)[:2]
 
     first, *others = dgc.simulate(3, work)
     assert all(other == first for other in others)

@@ -53,6 +53,7 @@ def test_keys_of_a_row(results):
         'engine': 'torch',
         'kind': 'compressed',
         'steps': 6,
+        'plan': None,
         'median_ms': 24,
         'spread': {'min': 20, 'q1': 22, 'median': 24, 'q3': 27, 'max': 30},
         'samples_ms': [30, 20, 24],
