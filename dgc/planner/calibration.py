@@ -22,6 +22,7 @@ from dgc.costmodel import Line
 from dgc.engines.base import Engine
 from dgc.exchanges.base import ring_bytes
 from dgc.planner.forecast import Costs, Route
+from dgc.profile import moment
 from dgc.reducer import Reducer
 from dgc.schedule import RatioSchedule
 
@@ -114,15 +115,17 @@ def point(
 def step(reducer: Reducer, noise: Tensor) -> tuple[float, float, float]:
     """Seconds that a bucket takes on its way, of them those outside the engine, and of a copy."""
     (bucket,), engine = reducer.buckets, reducer.engine
-    start = time.perf_counter()
+    start = moment(noise.device)
     bucket.gradient.copy_(noise)
-    copied = time.perf_counter() - start
+    copied = moment(noise.device) - start
     engine.barrier()
     before, carried = reducer.progress.compress, engine.traffic.carried
     reducer.ready(0)
     reducer.synchronize()
+    handed_over = time.perf_counter()
+    queued = moment(noise.device) - handed_over  # on a GPU; a CPU has done what it was given
     compress = reducer.progress.compress - before
-    return compress + engine.traffic.carried - carried, compress, copied
+    return compress + engine.traffic.carried - carried + queued, compress, copied
 
 
 def through(found: Sequence[Point]) -> Route:
