@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from dgc import Engine
-    from dgc.profile import Profile
 
 LR = 0.1  # of four workers of batch 32, after the first epoch
 WARMUP = 2  # epochs in which the ratio falls
@@ -90,7 +89,7 @@ class Training:
         torch.manual_seed(SEED)
         make = ROWS[recipe.row](len(self.loader))
         self.engine, self.epochs = engine, recipe.epochs
-        self.trained: Trained = make(resnet20(10).train(), engine, untimed)
+        self.trained: Trained = make(resnet20(10).train(), engine, None)
         torch.manual_seed(SEED + rank)  # augmentation
 
     def epoch(self, number: int) -> float:
@@ -132,11 +131,6 @@ class Training:
         parameters = sum(p.numel() for p in self.trained.network.parameters())
         size, steps = self.engine.size, len(self.loader) * self.epochs
         return 2 * (size - 1) / size * 4 * parameters * steps / 1e6
-
-
-def untimed() -> Profile:
-    """No row here plans by times."""
-    raise NotImplementedError
 
 
 def count(loader: DataLoader) -> int:

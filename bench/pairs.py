@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
@@ -20,7 +19,7 @@ class Pairs(NamedTuple):
     """What one row takes more than another, relative to the other: mean of the rounds, in which
     both had their turn one after the other, and its standard error."""
 
-    count: int
+    rounds: int
     more: float
     error: float
 
@@ -43,7 +42,7 @@ def report(rows: Sequence[dict[str, Any]], name: str, others: Sequence[str]) -> 
             pairs = compare(times[rate, name], times[rate, other])
             lines.append(
                 f'{rate}: {name} takes {pairs.more:+.1%} ± {2 * pairs.error:.1%} of {other} '
-                f'({pairs.count} pairs; two standard errors)'
+                f'({pairs.rounds} pairs; two standard errors)'
             )
     return '\n'.join(lines)
 

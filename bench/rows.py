@@ -37,7 +37,7 @@ class Trained(NamedTuple):
     ours: DistributedOptimizer | None = None
 
 
-Measure = Callable[[], 'Profile']  # of a step of the network
+Measure = Callable[[], 'Profile'] | None  # of a step of the network, for those that plan by it
 Make = Callable[['nn.Module', 'Engine', Measure], Trained]
 
 

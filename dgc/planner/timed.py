@@ -250,6 +250,7 @@ def together(lane: Lane, forecast: Forecast) -> Callable[[int, int], Passage]:
     ratio = None if lane.schedule is None else lane.schedule.ratio
 
     def passage(first: int, stop: int) -> Passage:
+        """Of the members from the first to before the second number."""
         return forecast.passage(names[first:stop], before[stop] - before[first], ratio)
 
     return passage
