@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
-from collections.abc import Callable, Iterator
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
 from dgc import DistributedOptimizer, Engine
 from dgc.handshake import broadcast_tensors
-from dgc.profile import Profile, profile
 from utils.config import Config
 from utils.data import TrainShare, evaluation_loader, train_loader
 from utils.launch import Refused
 from utils.learning_rate import LearningRate
+from utils.timing import measure_step
 
-PROFILED = 5  # batches, where a planner goes by times
 COUNTED_IN_EPOCHS = ('T_max', 'milestones', 'step_size', 'total_iters')  # of torch's schedulers
 
 
@@ -129,39 +125,6 @@ def build(
         train.schedule_lr_per_epoch,
     )
     return Parts(engine, device, model, criterion, optimizer, rate, loaders, share)
-
-
-def measure_step(
-    configs: Config,
-    model: nn.Module,
-    criterion: nn.Module,
-    loader: DataLoader,
-    device: torch.device,
-) -> Profile:
-    """When each gradient of a step is complete: of a copy of the model, which may then change."""
-    copy = deepcopy(model).train()
-    batches = itertools.cycle(list(itertools.islice(loader, PROFILED)))
-    return profile(copy, closure(configs, copy, criterion, batches, device), PROFILED)
-
-
-def closure(
-    configs: Config,
-    model: nn.Module,
-    criterion: nn.Module,
-    batches: Iterator[list[Tensor]],
-    device: torch.device,
-) -> Callable[[], Tensor]:
-    """The loss of a step's last batch, with the backward passes of those before it made."""
-    train = configs.train
-
-    def loss() -> Tensor:
-        parts = zip(*(t.to(device).split(train.batch_size) for t in next(batches)), strict=True)
-        losses = (criterion(model(inputs), targets) for inputs, targets in parts)
-        for _ in range(train.num_batches_per_step - 1):
-            next(losses).backward()
-        return next(losses)
-
-    return loss
 
 
 def aspects(configs: Config, datasets: dict[str, Dataset]) -> dict[str, str]:

@@ -16,8 +16,9 @@ from dgc import DGCSGD, Composition
 from dgc.engines import LocalEngine
 from dgc.optimizer import groups_of
 from dgc.planner import Named
-from utils.build import build_loaders, closure, parameter_groups, seed_everything, threads
+from utils.build import build_loaders, parameter_groups, seed_everything, threads
 from utils.config import Config
+from utils.timing import closure
 
 BATCHES = 4  # different ones, which come in turn
 CPU = torch.device('cpu')

@@ -1,0 +1,49 @@
+"""Timing a step of what a configuration trains, for planners that go by times."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from dgc.profile import Profile, profile
+from utils.config import Config
+
+BATCHES = 5
+
+
+def measure_step(
+    configs: Config,
+    model: nn.Module,
+    criterion: nn.Module,
+    loader: DataLoader,
+    device: torch.device,
+) -> Profile:
+    """When each gradient of a step is complete: of a copy of the model, which may then change."""
+    copy = deepcopy(model).train()
+    batches = itertools.cycle(list(itertools.islice(loader, BATCHES)))
+    return profile(copy, closure(configs, copy, criterion, batches, device), BATCHES)
+
+
+def closure(
+    configs: Config,
+    model: nn.Module,
+    criterion: nn.Module,
+    batches: Iterator[list[Tensor]],
+    device: torch.device,
+) -> Callable[[], Tensor]:
+    """The loss of a step's last batch, with the backward passes of those before it made."""
+    train = configs.train
+
+    def loss() -> Tensor:
+        parts = zip(*(t.to(device).split(train.batch_size) for t in next(batches)), strict=True)
+        losses = (criterion(model(inputs), targets) for inputs, targets in parts)
+        for _ in range(train.num_batches_per_step - 1):
+            next(losses).backward()
+        return next(losses)
+
+    return loss
