@@ -227,7 +227,8 @@ def divide(
     rules, schedule = composition.rules, composition.schedule
     planner = composition.planner.informed(composition, engine, trained, profile)
     buckets = planner.plan(trained, rules, schedule, composition.memory.buffers)
-    plan = Plan.of(buckets, rules, schedule, planner.foreseen(trained, rules, schedule))
+    foreseen = planner.foreseen(trained, rules, schedule)
+    plan = Plan.of(buckets, rules, schedule, foreseen, planner.timing)
     shake_hands(engine, {'the division into buckets': repr(plan.buckets)}, named[0][1].device)
     return buckets, plan
 

@@ -15,6 +15,7 @@ from dgc.schedule import RatioSchedule
 if TYPE_CHECKING:  # a composition has a planner
     from dgc.composition import Composition
     from dgc.engines.base import Engine
+    from dgc.planner.forecast import Timing
     from dgc.profile import Profile
 
 Named = tuple[str, Parameter, dict[str, Any]]  # a name, its parameter, the optimizer's group
@@ -49,6 +50,11 @@ class Planner(ABC):
         A collective: called on all ranks before ``plan``. profile: measures a step of the model.
         """
         return self
+
+    @property
+    def timing(self) -> Timing | None:
+        """What was measured; None where nothing was."""
+        return None
 
     def foreseen(
         self, parameters: Sequence[Named], rules: LayerRules, schedule: RatioSchedule

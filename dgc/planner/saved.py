@@ -8,9 +8,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from dgc.buckets import Bucket
 from dgc.planner.base import Named, Planner, kind, own_schedule
 from dgc.planner.broadcast import broadcast_json
+from dgc.planner.forecast import Timing
 from dgc.rules import LayerRules
 from dgc.schedule import RatioSchedule
 
@@ -43,10 +46,12 @@ class Plan:
     """A division into buckets, in the order in which they are sent.
 
     foreseen: seconds of a step, by planner; without any where nothing was measured.
+    timing: what was measured; None for nothing.
     """
 
     buckets: Sequence[PlannedBucket]
     foreseen: Mapping[str, float] = field(default_factory=dict)
+    timing: Timing | None = None
 
     @classmethod
     def of(
@@ -55,9 +60,10 @@ class Plan:
         rules: LayerRules,
         schedule: RatioSchedule,
         foreseen: Mapping[str, float] | None = None,
+        timing: Timing | None = None,
     ) -> Plan:
         """What a planner made."""
-        return cls([planned(bucket, rules, schedule) for bucket in buckets], foreseen or {})
+        return cls([planned(each, rules, schedule) for each in buckets], foreseen or {}, timing)
 
     def save(self, file: Path) -> None:
         """Write it, to be replayed."""
@@ -69,6 +75,7 @@ class Plan:
             'version': VERSION,
             'foreseen_seconds': self.foreseen,
             'buckets': [asdict(bucket) for bucket in self.buckets],
+            'timing': None if self.timing is None else self.timing.to_json(),
         }
 
     @classmethod
@@ -86,7 +93,12 @@ class Plan:
             for found in content['buckets']
         ]
         foreseen = content['foreseen_seconds'].items()
-        return cls(buckets, {str(name): float(seconds) for name, seconds in foreseen})
+        timing = content['timing']
+        return cls(
+            buckets,
+            {str(name): float(seconds) for name, seconds in foreseen},
+            None if timing is None else Timing.from_json(timing),
+        )
 
     def table(self) -> str:
         """What a person reads: a line a bucket."""
@@ -139,16 +151,7 @@ class Replay(Planner):
         profile: Callable[[], Profile] | None,
     ) -> Replay:
         """Rank 0 reads the file. Raises PlanError, on all ranks, where it holds no plan."""
-        ours: dict[str, Any] = {}
-        if engine.rank == 0:
-            try:
-                ours['plan'] = read(self.file).to_json()
-            except PlanError as error:
-                ours['refused'] = str(error)
-        told = broadcast_json(engine, ours, parameters[0][1].device)
-        if 'refused' in told:
-            raise PlanError(told['refused'])
-        return replace(self, known=Plan.from_json(told['plan']))
+        return replace(self, known=shared(self.file, engine, parameters[0][1].device))
 
     def plan(
         self,
@@ -216,6 +219,20 @@ def read(file: str) -> Plan:
         return Plan.from_json(json.loads(Path(file).read_text()))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise PlanError(f'{file} holds no plan: {error!r}') from error
+
+
+def shared(file: str, engine: Engine, device: torch.device) -> Plan:
+    """What rank 0 reads from ``file``. Raises PlanError, on all ranks, where that is no plan."""
+    ours: dict[str, Any] = {}
+    if engine.rank == 0:
+        try:
+            ours['plan'] = read(file).to_json()
+        except PlanError as error:
+            ours['refused'] = str(error)
+    told = broadcast_json(engine, ours, device)
+    if 'refused' in told:
+        raise PlanError(told['refused'])
+    return Plan.from_json(told['plan'])
 
 
 def spelled(ratio: float | None) -> str:

@@ -15,6 +15,7 @@ from dgc.planner.broadcast import broadcast_json
 from dgc.planner.by_size import PerTensor, Whole
 from dgc.planner.forecast import Forecast, Timing
 from dgc.planner.merging import exact, greedy
+from dgc.planner.saved import PlanError, shared
 from dgc.rules import LayerRules
 from dgc.schedule import RatioSchedule
 from dgc.timeline import Passage, end
@@ -46,9 +47,12 @@ class Timed(Planner):
     Rank 0's are everybody's, so all come to the same plan. The calibration takes some seconds.
 
     forecast: what is known of the run; None until ``informed``.
+    times_of: plan.json of an earlier run, of the same model among as many workers: its times are
+        taken, and nothing is measured.
     """
 
     forecast: Forecast | None = None
+    times_of: str | None = None
 
     def informed(
         self: TimedT,
@@ -59,27 +63,21 @@ class Timed(Planner):
     ) -> TimedT:
         """Measures a step of the model, and the composition's path on the engine.
 
-        Raises ValueError where there is no ``profile``.
+        Raises ValueError where there is no ``profile``, PlanError where ``times_of`` has no times
+        of this model and so many workers.
         """
         if self.forecast is not None:
             return self
-        if profile is None:
+        if self.times_of is not None:
+            timing = times(self.times_of, engine, parameters)
+        elif profile is None:
             raise ValueError(
                 f'{type(self).__name__} plans by measured times: give a profile '
                 '(see dgc.profile), or replay a saved plan'
             )
-        from dgc.planner.calibration import calibrate_path  # which needs a composition
-
-        numel = sum(parameter.numel() for _, parameter, _ in parameters)
-        device = parameters[0][1].device
-        found = profile()
-        costs = calibrate_path(composition, engine, numel, device)
-        ours = Timing(found.arrivals, found.backward, costs).to_json()
-        timing = Timing.from_json(broadcast_json(engine, ours, device))
-        return self.knowing(Forecast(timing, composition.exchange, composition.codec))
-
-    def knowing(self: TimedT, forecast: Forecast) -> TimedT:
-        """The same with a forecast of the run."""
+        else:
+            timing = measure(composition, engine, parameters, profile)
+        forecast = Forecast(timing, composition.exchange, composition.codec)
         return replace(self, forecast=forecast)
 
     def plan(
@@ -115,6 +113,11 @@ class Timed(Planner):
     def divide(self, lane: Lane, forecast: Forecast) -> list[list[Lane]]:
         """A lane divided into buckets, in one way or a few, as if there were no other lane: of
         those ways the plan has what ends first with the others."""
+
+    @property
+    def timing(self) -> Timing | None:
+        """See :attr:`Planner.timing`."""
+        return None if self.forecast is None else self.forecast.timing
 
     def foreseen(
         self, parameters: Sequence[Named], rules: LayerRules, schedule: RatioSchedule
@@ -208,6 +211,37 @@ class Adaptive(Timed):
             middle = (least + most + 1) // 2
             least, most = (middle, most) if hides(middle) else (least, middle - 1)
         return max(min(least / numel, self.max_ratio), schedule.ratio)
+
+
+def measure(
+    composition: Composition,
+    engine: Engine,
+    parameters: Sequence[Named],
+    profile: Callable[[], Profile],
+) -> Timing:
+    """A step of the model, and the composition's path on the engine: rank 0's. A collective."""
+    from dgc.planner.calibration import calibrate_path  # which needs a composition
+
+    numel = sum(parameter.numel() for _, parameter, _ in parameters)
+    device = parameters[0][1].device
+    found = profile()
+    costs = calibrate_path(composition, engine, numel, device)
+    ours = Timing(found.arrivals, found.backward, costs).to_json()
+    return Timing.from_json(broadcast_json(engine, ours, device))
+
+
+def times(file: str, engine: Engine, parameters: Sequence[Named]) -> Timing:
+    """Those of an earlier run. Raises PlanError where they are not of these."""
+    timing = shared(file, engine, parameters[0][1].device).timing
+    if timing is None:
+        raise PlanError(f'{file} has no times: its planner measured nothing')
+    if timing.costs.workers != engine.size:
+        raise PlanError(f'{file} has times of {timing.costs.workers} workers, here {engine.size}')
+    names = {name for name, *_ in parameters}
+    strangers = [name for name in timing.arrivals if name not in names]
+    if strangers:
+        raise PlanError(f'{file} is of another model: this one has no {strangers[0]}')
+    return timing
 
 
 def extremes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,18 @@ from torch.nn import Parameter
 
 import dgc
 from dgc.costmodel import Network
-from dgc.planner import Adaptive, BySize, Merged, PerTensor, Plan, PlanError, Replay, Whole
+from dgc.planner import (
+    Adaptive,
+    BySize,
+    Merged,
+    MergedGreedily,
+    PerTensor,
+    Plan,
+    PlanError,
+    Replay,
+    Whole,
+)
+from dgc.planner.saved import read
 
 PLANNERS = {
     'by size': BySize(sparse_bytes=800),
@@ -52,6 +64,35 @@ def test_a_plan_reads_as_a_table(tmp_path):
     assert len(lines) == 1 + len(plan.buckets)
     assert any('2.000%' in line for line in lines) and any('dense' in line for line in lines)
     assert 'foreseen' not in Plan(plan.buckets).summary()
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """The file of a run of two workers that measured."""
+    trained(Merged(), steps=0)[0].save(tmp_path / 'plan.json')
+    return str(tmp_path / 'plan.json')
+
+
+class TestTimesOfAnEarlierRun:
+    def test_they_are_taken_and_nothing_is_measured(self, measured):
+        earlier = read(measured)
+        plan, _ = trained(MergedGreedily(times_of=measured), steps=0)
+        assert plan.timing == earlier.timing
+        assert plan.foreseen['per tensor'] == earlier.foreseen['per tensor']
+
+    def test_of_other_workers_or_another_model_they_are_refused(self, measured):
+        with pytest.raises(PlanError, match='has times of 2 workers, here 3'):
+            trained(Merged(times_of=measured), workers=3)
+        content = json.loads(Path(measured).read_text())
+        content['timing']['arrivals']['stranger'] = 1.0
+        Path(measured).write_text(json.dumps(content))
+        with pytest.raises(PlanError, match='of another model: this one has no stranger'):
+            trained(Merged(times_of=measured))
+
+    def test_a_plan_by_size_has_none(self, tmp_path):
+        trained(BySize(), steps=0)[0].save(tmp_path / 'plan.json')
+        with pytest.raises(PlanError, match=r'plan\.json has no times'):
+            trained(Merged(times_of=str(tmp_path / 'plan.json')))
 
 
 class TestRefusals:

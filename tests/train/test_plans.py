@@ -49,7 +49,7 @@ def test_a_plan_is_written_and_replays_to_the_last_bit(tmp_path, stack):
 
 def test_a_plan_of_another_model_is_refused_by_name(tmp_path):
     bucket = {'parameters': {'features.0.weight': 9}, 'ratio': 0.001, 'asked': 0.001}
-    plan = {'version': 1, 'foreseen_seconds': {}, 'buckets': [bucket]}
+    plan = {'version': 1, 'foreseen_seconds': {}, 'buckets': [bucket], 'timing': None}
     file = tmp_path / 'plan.json'
     file.write_text(json.dumps(plan))
     done = train(tmp_path, ['dgc/wm5'], [*REPLAY, file])
