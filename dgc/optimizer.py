@@ -18,7 +18,7 @@ from dgc.composition import Composition, deep_gradient_compression
 from dgc.engines import Engine, create
 from dgc.handshake import broadcast_tensors, describe, shake_hands
 from dgc.optim.sgd import DGCSGD
-from dgc.reducer import Reducer
+from dgc.reducer import Progress, Reducer
 
 
 class DistributedOptimizer(Optimizer):
@@ -161,6 +161,11 @@ class DistributedOptimizer(Optimizer):
         self._begin_step()
         return loss
 
+    @property
+    def progress(self) -> Progress:
+        """What this worker has done so far."""
+        return self.reducer.progress
+
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state, and everything that this worker keeps back."""
         return {
@@ -236,6 +241,8 @@ def check_momentum(optimizer: Optimizer, composition: Composition) -> None:
     """Raise ValueError where momentum would be applied twice, or not at all."""
     has_momentum = any(group.get('momentum', 0) for group in optimizer.param_groups)
     memory = type(composition.memory).__name__
+    for group in optimizer.param_groups:
+        composition.memory.check(group.get('momentum', 0.0), group.get('nesterov', False))
     if composition.memory.holds_momentum and not isinstance(optimizer, DGCSGD) and has_momentum:
         raise ValueError(
             f'{memory} holds the momentum and {type(optimizer).__name__} would apply it again: '
