@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -160,6 +160,16 @@ class DistributedOptimizer(Optimizer):
         self.steps += 1
         self._begin_step()
         return loss
+
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        """The parameters that travel together."""
+        return self.reducer.buckets
+
+    @property
+    def composition(self) -> Composition:
+        """What the gradients go through."""
+        return self.reducer.composition
 
     @property
     def progress(self) -> Progress:

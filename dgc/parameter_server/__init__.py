@@ -19,6 +19,7 @@ from dgc.parameter_server.keys import Key, derive
 from dgc.parameter_server.link import Link, SocketLink
 from dgc.parameter_server.server import Observer, Plan, Server, Update
 from dgc.parameter_server.service import Service
+from dgc.parameter_server.settings import ServerSettings
 from dgc.parameter_server.sockets import Address, parse_address
 from dgc.parameter_server.staleness import InverseStaleness, Scaling, Unscaled
 from dgc.parameter_server.worker import WorkerOptimizer
@@ -35,6 +36,7 @@ __all__ = [
     'Scaling',
     'Server',
     'ServerError',
+    'ServerSettings',
     'Service',
     'SocketLink',
     'Unscaled',

@@ -17,6 +17,7 @@ from dgc.parameter_server.protocol import Kind, Message, ProtocolError
 from dgc.parameter_server.sockets import MILLISECONDS, Address, Watch
 
 log = logging.getLogger(__name__)
+HANDSHAKE = 1024  # bytes: no message of CURVE's or ZeroMQ's own is longer
 PAUSE = 0.5  # seconds between two looks at the clock, and before a full server is asked again
 
 
@@ -127,7 +128,7 @@ class SocketLink(Link):
     def heartbeat_socket(self) -> zmq.Socket[bytes]:
         """A socket for signs of life, which are worth nothing later."""
         socket = self._context.socket(zmq.DEALER)
-        sockets.prepare(socket, self.patience, protocol.HEADER.size)
+        sockets.prepare(socket, self.patience, HANDSHAKE)
         sockets.secure_worker(socket, self._key)
         socket.immediate = True
         socket.sndhwm = 1
