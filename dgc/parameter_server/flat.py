@@ -32,15 +32,23 @@ def flatten(buckets: Sequence[Bucket]) -> list[Tensor]:
     return flats
 
 
-def add(flats: Sequence[Tensor], parts: Sequence[Sparse], alpha: float = 1.0) -> None:
-    """``flat += alpha · part`` for each bucket, in place."""
-    for flat, part in zip(flats, parts, strict=True):
-        there = Sparse(
-            part.values.to(flat.device),
-            None if part.indices is None else part.indices.to(flat.device),
-            part.numel,
-        )
-        there.add_to(flat, alpha)
+def subtract(flats: Sequence[Tensor], parts: Sequence[Sparse], factor: float) -> None:
+    """``flat −= factor · part`` for each bucket, in place."""
+    for values, part in zip(flats, parts, strict=True):
+        part.add_to(values, alpha=-factor)
+
+
+def follow(values: Tensor, answer: Sparse) -> None:
+    """Take an answer in: what is sparse is added, what is dense is the model itself.
+
+    By the same two calls on the server's record and on the worker's parameters, so that they stay
+    the same bits, on whatever device each is.
+    """
+    there = answer.values.to(values.device)
+    if answer.indices is None:
+        values.copy_(there)
+    else:
+        answer._replace(values=there, indices=answer.indices.to(values.device)).add_to(values)
 
 
 class Statistics:

@@ -22,7 +22,7 @@
     from a server   body
     WELCOME         places, updates in all, steps an epoch (u64 each); a dense section for each
                     bucket; float32 buffers of the model
-    ANSWER          a section for each bucket
+    ANSWER          a section for each bucket: to be added where sparse, θ itself where dense
     FINISHED        nothing: all updates have been made
     REJOIN          nothing: the session is not known (any more)
     FULL            nothing: every place is taken

@@ -71,7 +71,8 @@ class Model:
 
     On an update: θ ← θ − update; then the answer is the top part of θ − θ_w, as its codec delivers
     it, and θ_w ← θ_w + answer. The worker adds the same bytes to its parameters, which so equal
-    θ_w bit for bit. What the answer left out is still in θ − θ_w the next time.
+    θ_w bit for bit. What the answer left out is still in θ − θ_w the next time. Where the answer
+    would be dense, it is θ itself, and θ_w ← θ.
     """
 
     def __init__(self, flats: list[Tensor], composition: Asynchronous) -> None:
@@ -87,7 +88,7 @@ class Model:
 
     def take_in(self, parts: Sequence[Sparse], factor: float) -> None:
         """``θ ← θ − factor · update``."""
-        flat.add(self.flats, parts, -factor)
+        flat.subtract(self.flats, parts, factor)
 
     def answer(
         self, place: int, choices: Sequence[tuple[str, Compressor, float]]
@@ -102,10 +103,10 @@ class Model:
             difference = torch.sub(values, record, out=scratch)
             part = compressor.select(Corrected(difference, name=f'{place}/{name}'), ratio)
             if sections.is_cheaper_dense(part.numel, len(part.values), self._codec):
-                part = Sparse(difference, None, len(difference))
+                part = Sparse(values, None, part.numel)
             section = sections.write(part, self._codec)
             (delivered,) = sections.read(section, [part.numel], self._codec)
-            delivered.add_to(record)
+            flat.follow(record, delivered)
             body.append(section)
             elements += len(part.values)
         return b''.join(body), elements

@@ -41,7 +41,7 @@ class WorkerOptimizer(Optimizer):
         optimizer.close()
 
     A step is: g ← lr·(gradient + λ·w), into the memory; the chosen part is sent; the answer is
-    added to the parameters. Learning rates in ``param_groups`` are one update's: they are not
+    added to the parameters, or replaces them where it is dense. Learning rates in ``param_groups`` are one update's: they are not
     divided by anything. At construction it joins, which overwrites parameters and buffers.
 
     settings: an SGD; its groups' lr, momentum, nesterov and weight_decay count, it is never stepped.
@@ -178,7 +178,8 @@ class WorkerOptimizer(Optimizer):
             if reply.kind is Kind.ANSWER:
                 numels = [bucket.numel for bucket in self.buckets]
                 parts = sections.read(reply.body, numels, self.composition.codec)
-                flat.add(self.flats, parts)
+                for values, part in zip(self.flats, parts, strict=True):
+                    flat.follow(values, part)
                 self.version = reply.version
                 break
             if reply.kind is not Kind.REJOIN:
@@ -209,7 +210,7 @@ class WorkerOptimizer(Optimizer):
         numels = [bucket.numel for bucket in self.buckets]
         parts = sections.read(rest[:buffers], numels, self.composition.codec)
         for values, part in zip(self.flats, parts, strict=True):
-            values.copy_(part.values)
+            flat.follow(values, part)
         self._statistics.write(sections.from_bytes(rest[buffers:], torch.float32))
 
     def _report_statistics(self) -> None:
