@@ -12,7 +12,8 @@ class Member:
 
     seen: when it was last heard of, in seconds of the server's clock.
     sequence, reply: of its last request, for when that comes again.
-    base: version of the model that its parameters are to be measured against.
+    base: version of the model that it was answered with last.
+    ticket: drawn when it was handed the model that its record began with.
     """
 
     session: int
@@ -21,6 +22,7 @@ class Member:
     sequence: int = 0
     reply: bytes = b''
     base: int = 0
+    ticket: int = 0
 
 
 class Membership:

@@ -6,10 +6,11 @@
          6      2  place: the number of a worker among those that may train at once
          8      8  session: drawn by each worker process when it starts
         16      8  sequence: of a worker's requests, from 1; a reply has that of its request
-        24      8  version: updates in the model that is answered with, or was answered with last
-        32      8  update: which of its session's updates a PUSH is, from 1; else 0
-        40      8  length: bytes of the body
-        48      …  body
+        24      8  ticket: drawn by the server whenever it hands a worker the model; 0 before that
+        32      8  version: from a server, updates that the model has taken in
+        40      8  update: which of its session's updates a PUSH is, from 1; else 0
+        48      8  length: bytes of the body
+        56      …  body
 
     from a worker   body                                            reply
     JOIN            a digest of 32 bytes for each aspect            WELCOME, FULL, FINISHED, REFUSED
@@ -32,7 +33,7 @@
 A request is sent again when a connection had to be made anew, so it may come twice. It counts once:
 a server knows the last sequence of each session, and gives the same reply to the same sequence; it
 knows the last update of each session, also when it has been started anew, and takes in none twice;
-and who pushes on another version than the one it was answered with has to join again.
+and who pushes with another ticket than the last has to join again, since the record is not its own.
 
 A receiver trusts nothing: what does not fit is refused with a ProtocolError. Sockets drop who sends
 more than ``most_bytes``, before it is allocated.
@@ -42,11 +43,11 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 VERSION = 1
 MAGIC = b'DGS' + bytes([VERSION])
-HEADER = struct.Struct('<4sHHQQQQQ')
+HEADER = struct.Struct('<4sHHQQQQQQ')
 MOST_PLACES = 2**16 - 1
 MOST_TEXT = 1024  # bytes of a refusal
 WELCOME_NUMBERS = struct.Struct('<QQQ')
@@ -85,18 +86,19 @@ class Message(NamedTuple):
     session: int
     sequence: int
     place: int = 0
+    ticket: int = 0
     version: int = 0
     update: int = 0
     body: bytes | memoryview = b''
 
     def write(self) -> bytes:
         """As one frame."""
-        numbers = (self.session, self.sequence, self.version, self.update, len(self.body))
-        return HEADER.pack(MAGIC, self.kind, self.place, *numbers) + self.body
+        who = (self.kind, self.place, self.session, self.sequence, self.ticket)
+        return HEADER.pack(MAGIC, *who, self.version, self.update, len(self.body)) + self.body
 
-    def reply(self, kind: Kind, version: int, body: bytes = b'', place: int = 0) -> Message:
+    def reply(self, kind: Kind, **fields: Any) -> Message:
         """The reply to this request."""
-        return Message(kind, self.session, self.sequence, place, version, body=body)
+        return Message(kind, self.session, self.sequence, **fields)
 
     @property
     def text(self) -> str:
@@ -109,7 +111,7 @@ def read(frame: bytes | memoryview, expected: frozenset[Kind]) -> Message:
     """The message in ``frame``, of an expected kind. Raises ProtocolError."""
     if len(frame) < HEADER.size:
         raise ProtocolError(f'{len(frame)} bytes are no message: a header has {HEADER.size}')
-    magic, kind, place, session, sequence, version, update, length = HEADER.unpack_from(frame)
+    magic, kind, *numbers, length = HEADER.unpack_from(frame)
     if magic != MAGIC:
         raise ProtocolError(f'a message begins with {bytes(magic)!r}, not {MAGIC!r}')
     if kind not in expected:
@@ -119,7 +121,8 @@ def read(frame: bytes | memoryview, expected: frozenset[Kind]) -> Message:
             f'a body of {length} bytes was announced, {len(frame) - HEADER.size} came'
         )
     body = memoryview(frame)[HEADER.size :]
-    return Message(Kind(kind), session, sequence, place, version, update, body)
+    place, session, sequence, ticket, version, update = numbers
+    return Message(Kind(kind), session, sequence, place, ticket, version, update, body)
 
 
 def refusal(request: Message | None, reason: str) -> Message:
@@ -127,4 +130,4 @@ def refusal(request: Message | None, reason: str) -> Message:
     body = reason.encode()[:MOST_TEXT]
     if request is None:
         return Message(Kind.REFUSED, 0, 0, body=body)
-    return request.reply(Kind.REFUSED, 0, body)
+    return request.reply(Kind.REFUSED, body=body)

@@ -7,6 +7,7 @@ can be tried in one process (service.py has the sockets).
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -248,6 +249,7 @@ class Server:
             return self._reply(message, Kind.FULL)
         if message.sequence <= member.sequence:
             return self._again(member, message)
+        member.ticket = secrets.randbits(64)
         log.info('worker %d begins at update %d', member.place, self.version)
         body = [protocol.WELCOME_NUMBERS.pack(*self._numbers())]
         parts = self.model.hand_over(member.place)
@@ -272,7 +274,7 @@ class Server:
         member = self.membership.get(message.session)
         if member is not None and message.sequence <= member.sequence:
             return self._again(member, message)
-        if member is None or message.version != member.base:
+        if member is None or message.ticket != member.ticket:
             return self._reply(message, Kind.REJOIN)
         if message.update <= self._applied.get(message.session, 0):
             # Its answer did not survive a restart, or the loss of its place.
@@ -311,11 +313,12 @@ class Server:
     def _answer(self, member: Member, message: Message, kind: Kind, body: bytes) -> bytes:
         """A reply that changed what the server knows of a worker, kept in case it is lost."""
         member.sequence, member.base = message.sequence, self.version
-        member.reply = message.reply(kind, self.version, body, member.place).write()
+        who = {'place': member.place, 'ticket': member.ticket}
+        member.reply = message.reply(kind, version=self.version, body=body, **who).write()
         return member.reply
 
     def _reply(self, message: Message, kind: Kind) -> bytes:
-        return message.reply(kind, self.version).write()
+        return message.reply(kind, version=self.version).write()
 
     def _leave(self, message: Message, now: float) -> bytes:
         member = self.membership.leave(message.session)

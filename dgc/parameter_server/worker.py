@@ -75,7 +75,7 @@ class WorkerOptimizer(Optimizer):
         self._statistics = flat.Statistics(buffers)
         self._link = link
         self._sequence = 0  # of requests
-        self._updates = 0
+        self._updates, self._ticket = 0, 0
         self._alone = LocalEngine()  # for clipping: an update is applied by itself
         digests = flat.aspects(named, self._statistics.numel, configuration)
         self._digests = b''.join(digests.values())
@@ -202,7 +202,7 @@ class WorkerOptimizer(Optimizer):
         if reply.kind is not Kind.WELCOME:
             self.over = True
             return
-        self.place, self.version = reply.place, reply.version
+        self.place, self.version, self._ticket = reply.place, reply.version, reply.ticket
         places, updates, steps_per_epoch = protocol.WELCOME_NUMBERS.unpack_from(reply.body)
         self.plan = Plan(places, steps_per_epoch, updates)
         rest = reply.body[protocol.WELCOME_NUMBERS.size :]
@@ -229,5 +229,5 @@ class WorkerOptimizer(Optimizer):
 
     def _message(self, kind: Kind, body: bytes) -> Message:
         update = self._updates if kind is Kind.PUSH else 0
-        numbers = (self._sequence, self.place, self.version, update)
-        return Message(kind, self._link.session, *numbers, body)
+        who = (self._link.session, self._sequence, self.place, self._ticket)
+        return Message(kind, *who, self.version, update, body)

@@ -151,7 +151,7 @@ class Worker:
     def is_known(self) -> bool:
         """Whether the server of now has given it what it has."""
         member = self.world.server.membership.get(self.optimizer._link.session)
-        return member is not None and member.base == self.optimizer.version
+        return member is not None and member.ticket == self.optimizer._ticket
 
     def assert_recorded(self) -> None:
         """The server's record of this worker is its parameters, bit for bit."""
