@@ -130,14 +130,14 @@ def reply_kind(reply: bytes) -> Kind:
 class Worker:
     """Parameters that are pulled towards targets, and their optimizer."""
 
-    def __init__(self, world: World, **settings) -> None:
+    def __init__(self, world: World, link: Link | None = None, **settings) -> None:
         self.world, self.steps = world, 0
         self.named: Named = [(n, torch.nn.Parameter(p + 1)) for n, p in parameters()]
         self.buffers = [torch.ones(BUFFERS)]
         self.settings = {**world.settings, **settings}
         sgd = torch.optim.SGD([p for _, p in self.named], **self.settings)
         self.optimizer = WorkerOptimizer(
-            sgd, self.named, self.buffers, world.make(), Wire(world), 'test'
+            sgd, self.named, self.buffers, world.make(), link or Wire(world), 'test'
         )
 
     def step(self, rank: int | None = None) -> None:
