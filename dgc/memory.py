@@ -11,8 +11,7 @@ After the exchange, ``settle`` has the memory
     forget       what was delivered is no longer kept
     restore      what was rounded off, or cut on the way, is
 
-and forgetting obeys, bit for bit: sent + kept = corrected; but for SAMomentum, which states a law of
-its own.
+and forgetting obeys, bit for bit: sent + kept = corrected. SAMomentum has a law of its own.
 """
 
 from __future__ import annotations

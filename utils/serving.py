@@ -7,7 +7,6 @@ import signal
 import socket
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import torch

@@ -96,7 +96,7 @@ class SocketLink(Link):
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._watch.socket, zmq.POLLIN)
         while True:
-            poller.poll(PAUSE * MILLISECONDS)
+            poller.poll(int(PAUSE * MILLISECONDS))
             if self._is_new_connection():
                 self._socket.send(frame, copy=False)
             while self._socket.poll(0):

@@ -12,13 +12,13 @@
         48      8  length: bytes of the body
         56      …  body
 
-    from a worker   body                                            reply
-    JOIN            a digest of 32 bytes for each aspect            WELCOME, FULL, FINISHED, REFUSED
-    PUSH            a section for each bucket (sections.py)         ANSWER, FINISHED, REJOIN, REFUSED
-    LEAVE           nothing                                         GOODBYE
-    LOSSES          float64 training losses of the last steps       none
-    STATISTICS      float32 buffers of the model, in order          none
-    HEARTBEAT       nothing                                         none
+    from a worker   body                                      reply
+    JOIN            a digest of 32 bytes for each aspect      WELCOME, FULL, FINISHED, REFUSED
+    PUSH            a section for each bucket (sections.py)   ANSWER, FINISHED, REJOIN, REFUSED
+    LEAVE           nothing                                   GOODBYE
+    LOSSES          float64 training losses of the last steps none
+    STATISTICS      float32 buffers of the model, in order    none
+    HEARTBEAT       nothing                                   none
 
     from a server   body
     WELCOME         places, updates in all, steps an epoch (u64 each); a dense section for each

@@ -1,11 +1,11 @@
 """The body of an update and of its answer: one section for each bucket, in the buckets' order.
 
-    offset  bytes  field
-         0      4  form: 0 dense, 1 sparse
-         4      4  zero
-         8      8  length: bytes of the section's data
-        16      …  dense: all n elements as float32; sparse: a message of the codec
-         …    0-7  zeros, up to a multiple of 8
+offset  bytes  field
+     0      4  form: 0 dense, 1 sparse
+     4      4  zero
+     8      8  length: bytes of the section's data
+    16      …  dense: all n elements as float32; sparse: a message of the codec
+     …    0-7  zeros, up to a multiple of 8
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ class Server:
             Kind.LEAVE: self._leave,
             Kind.LOSSES: self._losses,
             Kind.STATISTICS: self._statistics,
-            Kind.HEARTBEAT: lambda message, now: None,
+            Kind.HEARTBEAT: self._heartbeat,
         }
 
     @property
@@ -329,6 +329,9 @@ class Server:
 
     def _forget(self, member: Member) -> None:
         self.model.records.pop(member.place, None)
+
+    def _heartbeat(self, message: Message, now: float) -> None:
+        """That it came is all."""
 
     def _losses(self, message: Message, now: float) -> None:
         if self.membership.get(message.session) is not None:

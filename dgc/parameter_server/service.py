@@ -60,7 +60,7 @@ class Service:
             raise ServerError(
                 f'the server cannot listen at {address.for_people}: {error.strerror}'
             ) from error
-        port = self._socket.last_endpoint.decode().rpartition(':')[2]
+        port = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(':')[2]
         self.address = Address(address.host, int(port))
 
     def _authenticate(self, key: Key | None) -> ThreadAuthenticator | None:

@@ -33,7 +33,8 @@ class WorkerOptimizer(Optimizer):
 
         link = SocketLink(Address('127.0.0.1', 5555))
         sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        optimizer = WorkerOptimizer(sgd, model.named_parameters(), model.buffers(), dual_way(), link)
+        named, buffers = model.named_parameters(), model.buffers()
+        optimizer = WorkerOptimizer(sgd, named, buffers, dual_way(), link)
         while not optimizer.finished:
             optimizer.zero_grad()
             criterion(model(inputs), targets).backward()
@@ -41,10 +42,10 @@ class WorkerOptimizer(Optimizer):
         optimizer.close()
 
     A step is: g ← lr·(gradient + λ·w), into the memory; the chosen part is sent; the answer is
-    added to the parameters, or replaces them where it is dense. Learning rates in ``param_groups`` are one update's: they are not
-    divided by anything. At construction it joins, which overwrites parameters and buffers.
+    added to the parameters, or replaces them where it is dense. Learning rates in ``param_groups``
+    are one update's: they are not divided by anything. At construction it joins, which overwrites parameters and buffers.
 
-    settings: an SGD; its groups' lr, momentum, nesterov and weight_decay count, it is never stepped.
+    settings: an SGD, never stepped; its groups' lr, momentum, nesterov and weight_decay count.
     named_parameters, buffers: of the whole model.
     configuration: any text that must be the server's.
 
@@ -95,7 +96,7 @@ class WorkerOptimizer(Optimizer):
         return self.version // self.plan.places
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Push an update and pull what has changed; returns the closure's loss.
 
         Raises NonFiniteGradientError, and sends nothing, where a gradient holds a NaN or infinity.

@@ -308,7 +308,10 @@ def test_a_checkpoint_of_another_model_is_refused():
     ('change', 'aspect'),
     [
         (lambda named: named.pop(), 'parameter names'),
-        (lambda named: named.append(('more', torch.nn.Parameter(torch.ones(2)))), 'parameter names'),
+        (
+            lambda named: named.append(('more', torch.nn.Parameter(torch.ones(2)))),
+            'parameter names',
+        ),
         (
             lambda named: named.__setitem__(0, (named[0][0], torch.nn.Parameter(torch.ones(3, 3)))),
             'parameter shapes',

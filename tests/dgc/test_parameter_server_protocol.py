@@ -56,7 +56,11 @@ def test_frames_that_are_no_message_are_refused(frame, reason):
 
 def parts() -> list[Sparse]:
     sparse = Sparse(torch.tensor([1.0, -2.0]), torch.tensor([1, 499]), 500)
-    return [sparse, Sparse(torch.arange(3.0), None, 3), Sparse(torch.empty(0), torch.empty(0).long(), 9)]
+    return [
+        sparse,
+        Sparse(torch.arange(3.0), None, 3),
+        Sparse(torch.empty(0), torch.empty(0).long(), 9),
+    ]
 
 
 def test_sections_come_back():

@@ -6,12 +6,10 @@ import os
 import socket
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import pytest
-import torch
 import zmq
-from dgc_helpers import parameters
 from ps_helpers import Worker, World
 
 from dgc.parameter_server import (
@@ -177,7 +175,7 @@ def test_loopback_needs_no_key(host):
 
 @pytest.mark.parametrize('host', ['0.0.0.0', '10.0.0.1', 'example.org', '::', '*'])
 def test_beyond_loopback_a_key_is_needed_unless_it_is_refused_by_name(host, tmp_path):
-    with pytest.raises(ServerError, match="configs.server.key is not set: .*'unprotected'"):
+    with pytest.raises(ServerError, match=r"configs\.server\.key is not set: .*'unprotected'"):
         keys.choose(None, host)
     assert keys.choose('unprotected', host) is None
     keys.write(tmp_path / 'key')
@@ -221,7 +219,9 @@ def test_addresses(text, address):
     assert parse_address(address.for_people, 'it') == address
 
 
-@pytest.mark.parametrize('text', ['', 'host', 'host:', ':5', 'a b:5', 'tcp://a:5', 'h:65536', '::1'])
+@pytest.mark.parametrize(
+    'text', ['', 'host', 'host:', ':5', 'a b:5', 'tcp://a:5', 'h:65536', '::1']
+)
 def test_what_is_no_address_is_told_by_its_setting(text):
     with pytest.raises(ServerError, match=r'configs\.server\.bind = .* is no host:port'):
         parse_address(text, 'configs.server.bind')
@@ -244,6 +244,8 @@ def test_a_message_from_a_stranger_changes_nothing():
     world = World(dual_way)
     for kind in (Kind.STATISTICS, Kind.LOSSES, Kind.HEARTBEAT):
         assert world.server.handle(Message(kind, 5, 1).write(), 0.0) is None
-    reply = protocol.read(world.server.handle(Message(Kind.PUSH, 5, 1).write(), 0.0), protocol.FROM_SERVER)
+    reply = protocol.read(
+        world.server.handle(Message(Kind.PUSH, 5, 1).write(), 0.0), protocol.FROM_SERVER
+    )
     assert reply.kind is Kind.REJOIN
     assert world.server.version == 0 and not len(world.server.membership)

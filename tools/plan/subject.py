@@ -13,7 +13,6 @@ from torch.optim import SGD, Optimizer
 from bench.rows import SETTINGS
 from bench.workloads import WORKLOADS, loss, make_batches, make_model
 from dgc import DGCSGD, Composition
-from dgc.engines import LocalEngine
 from dgc.optimizer import groups_of
 from dgc.planner import Named
 from utils.build import build_train_loader, parameter_groups, seed_everything, threads
