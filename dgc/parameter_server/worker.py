@@ -43,7 +43,8 @@ class WorkerOptimizer(Optimizer):
 
     A step is: g ← lr·(gradient + λ·w), into the memory; the chosen part is sent; the answer is
     added to the parameters, or replaces them where it is dense. Learning rates in ``param_groups``
-    are one update's: they are not divided by anything. At construction it joins, which overwrites parameters and buffers.
+    are one update's: they are not divided by anything. At construction it joins, which overwrites
+    parameters and buffers.
 
     settings: an SGD, never stepped; its groups' lr, momentum, nesterov and weight_decay count.
     named_parameters, buffers: of the whole model.
