@@ -31,6 +31,7 @@ after the last kill, and everybody with 0.
 SETTINGS = {
     'configs.server.heartbeat': '0.5',
     'configs.server.timeout': '3.0',
+    'configs.server.patience': '900.0',  # a busy machine takes long to start a server
     'configs.server.checkpoint_seconds': '2.0',
 }
 POLL = 0.1  # seconds

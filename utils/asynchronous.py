@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch.utils.data import Dataset
 
-from dgc import Engine, engines
+from dgc import Engine, NonFiniteGradientError, engines
 from dgc.engines import EngineError, LocalEngine, detect
 from dgc.handshake import gather_text, shake_hands
 from dgc.parameter_server import (
@@ -201,7 +201,11 @@ def work(
         for epoch in itertools.count(optimizer.steps // len(parts.loaders['train'])):
             if optimizer.finished:
                 break
-            log.epoch(epoch, experiment.train_epoch(parts, experiment.configs, epoch, log))
+            try:
+                numbers = experiment.train_epoch(parts, experiment.configs, epoch, log)
+            except NonFiniteGradientError as error:  # only this worker knows
+                raise NonFiniteGradientError(str(error), detect().rank) from error
+            log.epoch(epoch, numbers)
 
 
 @contextmanager

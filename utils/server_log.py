@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TextIO
 
 from tensorboardX import SummaryWriter
 
@@ -83,7 +84,7 @@ class ServerLog(Observer):
         if version is not None:
             suffix, purge = f'.u{version:08d}', version + 1
         self._writer = SummaryWriter(str(folder), purge_step=purge, filename_suffix=suffix)
-        self._updates = open_updates(folder / 'updates.csv', version)
+        self._updates = self._open_updates(folder / 'updates.csv', version)
 
     @property
     def seconds(self) -> float:
@@ -120,6 +121,10 @@ class ServerLog(Observer):
         self.metrics.append({'epoch': epoch, **numbers})
         meters = {name: value for name, value in numbers.items() if name.startswith('acc/')}
         self._curves(meters, int(numbers['updates']), numbers['seconds'])
+        self.flush()
+
+    def flush(self) -> None:
+        """Have all of it on file."""
         self._writer.flush()
         self._updates.flush()
 
@@ -128,6 +133,21 @@ class ServerLog(Observer):
         self._writer.close()
         self._updates.close()
 
+    def _open_updates(self, path: Path, version: int | None) -> TextIO:
+        """updates.csv with the lines up to ``version``, of which those of this epoch count for it;
+        empty where that is None."""
+        kept = [HEADER]
+        if version is not None and path.is_file():
+            lines = path.read_text().splitlines(keepends=True)[1:]
+            whole = [line for line in lines if line.endswith('\n')]  # a kill may have cut the last
+            kept += [line for line in whole if int(line.partition(',')[0]) <= version]
+        for line in kept[1:]:
+            number, _, *others = line.split(',')
+            if int(number) > self._version - self._version % self._epoch:
+                self._of_epoch.add(Update(int(number), *map(int, others)))
+        path.write_text(''.join(kept))
+        return path.open('a')
+
     def _curves(self, numbers: dict[str, float], version: int, seconds: float) -> None:
         """TensorBoard counts steps in whole numbers, so epochs are in thousandths."""
         for name, value in numbers.items():
@@ -135,17 +155,6 @@ class ServerLog(Observer):
             self._writer.add_scalar(f'by_second/{name}', value, round(seconds))
             by_epoch = round(1000 * version / self._epoch)
             self._writer.add_scalar(f'by_milliepoch/{name}', value, by_epoch)
-
-
-def open_updates(path: Path, version: int | None):  # type: ignore[no-untyped-def]
-    """updates.csv, with the lines of updates up to ``version``; empty where that is None."""
-    kept = [HEADER]
-    if version is not None and path.is_file():
-        lines = path.read_text().splitlines(keepends=True)[1:]
-        whole = [line for line in lines if line.endswith('\n')]  # a kill may have cut the last
-        kept += [line for line in whole if int(line.partition(',')[0]) <= version]
-    path.write_text(''.join(kept))
-    return path.open('a')
 
 
 def table(epochs: Sequence[dict[str, float]], folder: Path, metric: str) -> str:

@@ -84,8 +84,6 @@ class Serving:
         self._open()
         with self._service as service:
             service.run(self._between)
-        for pending in self._pending:
-            pending.result()
         self._save()
         self._log.close()
         if self._server.finished:
@@ -131,12 +129,15 @@ class Serving:
         """Whether to go on; saves now and then, and raises what an evaluation has raised."""
         if time.monotonic() - self._saved > self._settings.checkpoint_seconds:
             self._save()
-        for pending in [each for each in self._pending if each.done()]:
-            pending.result()
-            self._pending.remove(pending)
+        if any(pending.done() for pending in self._pending):
+            self._pending.pop(0).result()
         return not self._stopped
 
     def _save(self) -> None:
+        """A checkpoint, once all epochs before it are on file: a run that goes on lacks none."""
+        while self._pending:
+            self._pending.pop(0).result()
+        self._log.flush()
         state = {**self._server.state_dict(), 'seconds': self._log.seconds}
         save_whole(state, self._checkpoints.folder / STATE)
         self._saved = time.monotonic()

@@ -13,6 +13,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from dgc.buckets import Bucket
+from dgc.codec import CodecError
 from dgc.engines.local import LocalEngine
 from dgc.exchanges.base import Exchanged
 from dgc.nonfinite import NonFiniteGradientError, finite, not_finite
@@ -20,7 +21,7 @@ from dgc.parameter_server import flat, protocol, sections
 from dgc.parameter_server.composition import Asynchronous
 from dgc.parameter_server.errors import ServerError
 from dgc.parameter_server.link import Link
-from dgc.parameter_server.protocol import Kind, Message
+from dgc.parameter_server.protocol import Kind, Message, ProtocolError
 from dgc.parameter_server.server import Plan
 from dgc.reducer import Progress
 from dgc.sparse import difference
@@ -78,6 +79,7 @@ class WorkerOptimizer(Optimizer):
         self._link = link
         self._sequence = 0  # of requests
         self._updates, self._ticket = 0, 0
+        self._lost = False  # the server, or its good will
         self._alone = LocalEngine()  # for clipping: an update is applied by itself
         digests = flat.aspects(named, self._statistics.numel, configuration)
         self._digests = b''.join(digests.values())
@@ -126,9 +128,10 @@ class WorkerOptimizer(Optimizer):
 
     def close(self) -> None:
         """Leave: what was reported has arrived, and the place is free."""
-        self._report_statistics()
         try:
-            self._request(Kind.LEAVE)
+            if not self._lost:
+                self._report_statistics()
+                self._request(Kind.LEAVE)
         except ServerError as error:
             log.info('left without a good-bye: %s', error)
         finally:
@@ -142,7 +145,7 @@ class WorkerOptimizer(Optimizer):
         bad = [name for b in self.buckets if not finite(b.gradient) for name in not_finite(b)]
         if bad:
             raise NonFiniteGradientError(
-                f'worker {self.place}: not finite: gradient of {", ".join(bad)}', 0
+                f'worker {self.place}: not finite: gradient of {", ".join(bad)}'
             )
         if self.composition.clipping is not None:
             self.composition.clipping.clip(self.buckets, self._alone)
@@ -178,10 +181,7 @@ class WorkerOptimizer(Optimizer):
         while not self.finished:
             reply = self._request(Kind.PUSH, update)
             if reply.kind is Kind.ANSWER:
-                numels = [bucket.numel for bucket in self.buckets]
-                parts = sections.read(reply.body, numels, self.composition.codec)
-                for values, part in zip(self.flats, parts, strict=True):
-                    flat.follow(values, part)
+                self._follow(reply.body)
                 self.version = reply.version
                 break
             if reply.kind is not Kind.REJOIN:
@@ -205,15 +205,24 @@ class WorkerOptimizer(Optimizer):
             self.over = True
             return
         self.place, self.version, self._ticket = reply.place, reply.version, reply.ticket
+        first = protocol.WELCOME_NUMBERS.size
+        last = len(reply.body) - sections.FLOAT32 * self._statistics.numel
+        if last < first:
+            raise ServerError(f'the server hands over a model of {len(reply.body)} bytes')
         places, updates, steps_per_epoch = protocol.WELCOME_NUMBERS.unpack_from(reply.body)
-        self.plan = Plan(places, steps_per_epoch, updates)
-        rest = reply.body[protocol.WELCOME_NUMBERS.size :]
-        buffers = len(rest) - sections.FLOAT32 * self._statistics.numel
+        self.plan = Plan(max(places, 1), max(steps_per_epoch, 1), updates)
+        self._follow(reply.body[first:last])
+        self._statistics.write(sections.from_bytes(reply.body[last:], torch.float32))
+
+    def _follow(self, body: bytes | memoryview) -> None:
+        """Take in the sections of an answer, or of a whole model."""
         numels = [bucket.numel for bucket in self.buckets]
-        parts = sections.read(rest[:buffers], numels, self.composition.codec)
+        try:
+            parts = sections.read(body, numels, self.composition.codec)
+        except (ProtocolError, CodecError) as error:
+            raise ServerError(f'the server sends what makes no sense: {error}') from error
         for values, part in zip(self.flats, parts, strict=True):
             flat.follow(values, part)
-        self._statistics.write(sections.from_bytes(rest[buffers:], torch.float32))
 
     def _report_statistics(self) -> None:
         self._tell(Kind.STATISTICS, sections.to_bytes(self._statistics.read()))
@@ -221,7 +230,11 @@ class WorkerOptimizer(Optimizer):
     def _request(self, kind: Kind, body: bytes = b'') -> Message:
         self._sequence += 1
         self.progress.sent += protocol.HEADER.size + len(body)
-        reply = self._link.request(self._message(kind, body))
+        try:
+            reply = self._link.request(self._message(kind, body))
+        except ServerError:
+            self._lost = True
+            raise
         self.progress.received += protocol.HEADER.size + len(reply.body)
         return reply
 
