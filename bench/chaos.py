@@ -49,8 +49,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add('--workers', type=options.positive, default=4, metavar='N', help='how many train (4)')
-    add('--kill-workers', type=int, default=20, metavar='N', help='a random one, so often (20)')
-    add('--kill-server', type=int, default=5, metavar='N', help='so often (5)')
+    add('--kill-workers', type=count, default=20, metavar='N', help='a random one, so often (20)')
+    add('--kill-server', type=count, default=5, metavar='N', help='so often (5)')
     add('--epochs', type=options.positive, default=130, help='to train (130)')
     add('--stack', nargs='+', default=['configs/digits/cnn.py', 'configs/dgs/dgs.py'])
     add('--seed', type=int, default=0, help='draws who is killed (0)')
@@ -132,6 +132,14 @@ def free_port() -> int:
     with socket.socket() as one:
         one.bind(('127.0.0.1', 0))
         return int(one.getsockname()[1])
+
+
+def count(text: str) -> int:
+    """A whole number from 0."""
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f'{text} is less than 0')
+    return number
 
 
 def victims(arguments: argparse.Namespace, draw: random.Random) -> list[int]:

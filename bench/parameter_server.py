@@ -18,7 +18,7 @@ from bench.gate import gate
 from bench.launch import environment
 from bench.spec import write_json
 from bench.workloads import WORKLOADS
-from tools.cluster import Cluster, ClusterError
+from tools.cluster import Cluster, ClusterError, parse_rate
 
 PROGRAM = 'bench.parameter_server'
 PORT = 5555
@@ -57,7 +57,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add('--seconds', type=float, default=120.0, help='that each row is measured for (120)')
     add('--only', nargs='+', choices=ROWS, default=list(ROWS), metavar='ROW', help='these rows')
     add('--json', type=Path, metavar='FILE', help='write the rows there')
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
+        parser.error(f'--json: there is no folder {arguments.json.absolute().parent}')
+    try:
+        parse_rate(arguments.rate), parse_rate(arguments.slow)
+    except ValueError as error:
+        parser.error(str(error))
+    return arguments
 
 
 def measure(mode: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -87,7 +94,7 @@ def measure(mode: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def table(rows: Sequence[dict[str, Any]], batch: int) -> str:
     """One line a row."""
-    head = ('', 'samples/s', 'fast workers', 'slow', 'kB a step', 'staleness')
+    head = ('', 'samples/s', 'fast workers', 'slow', 'kB an update', 'staleness')
     lines = [head]
     for row in rows:
         if 'error' in row:

@@ -143,7 +143,9 @@ class Serving:
         self._saved = time.monotonic()
 
     def _end_epoch(self, epoch: int, numbers: dict[str, float]) -> None:
-        """Have the model of now evaluated while others train on."""
+        """Have the model of now evaluated while others train on, unless that lags behind."""
+        while len(self._pending) > 1:
+            self._pending.pop(0).result()
         state = self._server.state_dict()
         numbers['workers'] = len(self._server.membership)
         self._pending.append(
