@@ -161,7 +161,8 @@ def table(epochs: Sequence[dict[str, float]], folder: Path, metric: str) -> str:
     """What a run came to; '' where no epoch was evaluated."""
     if not epochs:
         return ''
-    total = {name: sum(e[name] for e in epochs) for name in epochs[-1] if '/' in name}
+    summed = ('bytes/received', 'bytes/sent', 'bytes/dense', 'staleness/mean')
+    total = {name: sum(e[name] for e in epochs) for name in summed}
     dense = total['bytes/dense'] / 2
     last = epochs[-1]
     rows = {
