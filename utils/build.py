@@ -41,6 +41,10 @@ class Evaluated:
     model: nn.Module
     loaders: dict[str, DataLoader | Until]
 
+    def load_state_dict(self, state: dict[str, Any], epoch: int) -> None:
+        """Go on from what was saved with ``epoch``; here, the model is all."""
+        self.model.load_state_dict(state['model'])
+
 
 @dataclass
 class Parts(Evaluated):

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from dgc.handshake import gather_text
-from utils.build import Evaluated, Parts
+from utils.build import Evaluated
 
 NAME = re.compile(r'e(\d+)\.r(\d+)of(\d+)\.pth')
 KEPT = 3  # epochs, besides the best
@@ -164,7 +164,7 @@ def restore(parts: Evaluated, run: Path, evaluate: bool = False) -> tuple[int, f
     else:
         state = checkpoints.load(epoch, common[epoch])
     try:
-        if evaluate or not isinstance(parts, Parts):
+        if evaluate:
             parts.model.load_state_dict(state['model'])
         else:
             parts.load_state_dict(state, state['epoch'] + 1)
