@@ -3,8 +3,10 @@
 import torch
 
 from dgc import dense
+from dgc.parameter_server import ServerSettings
 from utils.config import REQUIRED, Config, configs
 from utils.meters import TopK
+from utils.synchronous import Synchronous
 
 configs.seed = 42
 
@@ -21,6 +23,9 @@ configs.engine = Config()
 configs.engine.name = None
 configs.engine.size = 1
 
+# The server of asynchronous training: configs/dgs/, docs/parameter_server.md.
+configs.server = Config(ServerSettings)
+
 configs.train = Config()
 configs.train.num_epochs = REQUIRED
 configs.train.batch_size = REQUIRED  # samples of one worker in one backward pass
@@ -31,6 +36,9 @@ configs.train.criterion = Config(torch.nn.CrossEntropyLoss)
 configs.train.optimizer = Config(torch.optim.SGD, momentum=0.9)
 configs.train.optimize_bn_separately = False  # no weight decay on BatchNorm's parameters
 configs.train.compression = Config(dense)
+
+# Who trains and who serves.
+configs.train.distribution = Config(Synchronous)
 
 # The scheduler begins after the warm-up, and steps once an epoch or once a step. Its T_max,
 # milestones, step_size and total_iters count epochs either way.

@@ -11,7 +11,7 @@ After the exchange, ``settle`` has the memory
     forget       what was delivered is no longer kept
     restore      what was rounded off, or cut on the way, is
 
-and forgetting obeys, bit for bit: sent + kept = corrected.
+and forgetting obeys, bit for bit: sent + kept = corrected. SAMomentum has a law of its own.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ class Memory(ABC):
 
     buffers: tuple[str, ...] = ()
     holds_momentum = False
+
+    def check(self, momentum: float, nesterov: bool) -> None:
+        """Raise ValueError where this memory has no rule for an optimizer's momentum."""
 
     @abstractmethod
     def compensate(self, bucket: Bucket) -> Tensor:
@@ -151,6 +154,51 @@ class MomentumCorrection(Memory):
     def restore(self, bucket: Bucket, left_out: Sparse) -> None:
         """``v += left_out``; the momentum was right already."""
         left_out.add_to(bucket.buffers['velocity'])
+
+
+class SAMomentum(Memory):
+    """Sparsification-aware momentum (Yan, arXiv 1910.10929, section 4.3).
+
+        u ← m·u + g;  send the top part of u;  where it was not sent, u ← u / m
+
+    so that the next step's m·u leaves it whole: an element that waits behaves as if its batch were
+    larger, and what is sent keeps its momentum. The law is not sent + kept = corrected, but
+
+        m·u' = u where nothing was sent,  u' = u where it was.
+
+    A dense bucket sends all of u: momentum SGD. ``g`` is a gradient times its learning rate where
+    the memory's owner is a parameter server's worker, as in the paper.
+    """
+
+    buffers = ('momentum',)
+    holds_momentum = True
+
+    def check(self, momentum: float, nesterov: bool) -> None:
+        """It divides by the momentum, and has no form of Nesterov's."""
+        if not momentum > 0:
+            raise ValueError(
+                f'SAMomentum divides by the momentum, which is {momentum}: set the '
+                "optimizer's momentum above 0, or use Residual"
+            )
+        if nesterov:
+            raise ValueError('SAMomentum has no Nesterov form: set nesterov to False')
+
+    def compensate(self, bucket: Bucket) -> Tensor:
+        """``u ← m·u + g``; returns ``u[n]``."""
+        return bucket.buffers['momentum'].mul_(bucket.momentum).add_(bucket.gradient)
+
+    def forget(self, bucket: Bucket, sent: Sparse) -> None:
+        """``u ← u / m`` wherever nothing was sent."""
+        if sent.indices is None:
+            return
+        u = bucket.buffers['momentum']
+        kept = u[sent.indices]
+        u.div_(bucket.momentum)[sent.indices] = kept
+
+    def restore(self, bucket: Bucket, left_out: Sparse) -> None:
+        """``u += left_out / m``, of which the next step leaves ``left_out``."""
+        errors = left_out._replace(values=left_out.values / bucket.momentum)
+        errors.add_to(bucket.buffers['momentum'])
 
 
 def clear(flat: Tensor, sent: Sparse) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from dgc.handshake import broadcast_tensors, describe, shake_hands
 from dgc.optim.sgd import DGCSGD
 from dgc.planner import Plan
 from dgc.profile import Profile
-from dgc.reducer import Reducer
+from dgc.reducer import Progress, Reducer
 
 
 class DistributedOptimizer(Optimizer):
@@ -168,6 +168,21 @@ class DistributedOptimizer(Optimizer):
         self._begin_step()
         return loss
 
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        """The parameters that travel together."""
+        return self.reducer.buckets
+
+    @property
+    def composition(self) -> Composition:
+        """What the gradients go through."""
+        return self.reducer.composition
+
+    @property
+    def progress(self) -> Progress:
+        """What this worker has done so far."""
+        return self.reducer.progress
+
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state, and everything that this worker keeps back."""
         return {
@@ -257,6 +272,8 @@ def check_momentum(optimizer: Optimizer, composition: Composition) -> None:
     """Raise ValueError where momentum would be applied twice, or not at all."""
     has_momentum = any(group.get('momentum', 0) for group in optimizer.param_groups)
     memory = type(composition.memory).__name__
+    for group in optimizer.param_groups:
+        composition.memory.check(group.get('momentum', 0.0), group.get('nesterov', False))
     if composition.memory.holds_momentum and not isinstance(optimizer, DGCSGD) and has_momentum:
         raise ValueError(
             f'{memory} holds the momentum and {type(optimizer).__name__} would apply it again: '

@@ -10,9 +10,12 @@ import torch
 from datasets import DatasetError
 from dgc import Engine
 from dgc.handshake import gather_text
+from dgc.parameter_server import ServerError
 from utils.checkpoint import CheckpointError
 from utils.config import ConfigError
 from utils.launch import Refused
+
+REFUSALS = (ConfigError, DatasetError, CheckpointError, ServerError, ValueError, TypeError)
 
 
 @contextmanager
@@ -24,7 +27,7 @@ def agreed(engine: Engine, device: torch.device) -> Iterator[None]:
     trouble = ''
     try:
         yield
-    except (ConfigError, DatasetError, CheckpointError, ValueError, TypeError) as error:
+    except REFUSALS as error:
         trouble = ' '.join(str(error).split()) or type(error).__name__
     troubles = gather_text(engine, trouble, device, limit=1024)
     if not any(troubles):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from dataclasses import dataclass
@@ -11,34 +12,52 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
 from dgc import DistributedOptimizer, Engine
 from dgc.handshake import broadcast_tensors
+from dgc.parameter_server import WorkerOptimizer
 from utils.config import Config
-from utils.data import TrainShare, evaluation_loader, train_loader
+from utils.data import TrainShare, Until, evaluation_loader, train_loader
 from utils.launch import Refused
 from utils.learning_rate import LearningRate
 from utils.timing import measure_step
 
 COUNTED_IN_EPOCHS = ('T_max', 'milestones', 'step_size', 'total_iters')  # of torch's schedulers
 
+# What a server and its workers may have each for itself.
+OWN = ('configs.server.', 'configs.data.', 'configs.engine.', 'configs.dataset.root')
+
 
 @dataclass
-class Parts:
-    """What one worker trains with.
+class Evaluated:
+    """A model, and what it is evaluated with.
 
-    loaders: 'train' and the splits to evaluate; share: the sampler of 'train'.
+    loaders: of the splits to evaluate; of 'train' too, where it is trained.
     """
 
     engine: Engine
     device: torch.device
     model: nn.Module
+    loaders: dict[str, DataLoader | Until]
+
+    def load_state_dict(self, state: dict[str, Any], epoch: int) -> None:
+        """Go on from what was saved with ``epoch``; here, the model is all."""
+        self.model.load_state_dict(state['model'])
+
+
+@dataclass
+class Parts(Evaluated):
+    """What one worker trains with.
+
+    share: the sampler of the loader 'train'.
+    """
+
     criterion: nn.Module
-    optimizer: DistributedOptimizer
+    optimizer: DistributedOptimizer | WorkerOptimizer
     rate: LearningRate
-    loaders: dict[str, DataLoader]
     share: TrainShare
 
     @property
@@ -100,31 +119,51 @@ def build(
     train = configs.train
     seed_everything(configs.seed)
     check_metric(configs, datasets)
-    loaders, share = build_loaders(configs, datasets, engine, device)
+    loader, share = build_train_loader(configs, datasets, engine.rank, engine.size, device)
     model = configs.model.build().to(device)
     criterion = train.criterion.build().to(device)
     optimizer = DistributedOptimizer(
-        train.optimizer.build(
-            parameter_groups(model, train.optimize_bn_separately),
-            lr=train.optimizer.lr * train.num_batches_per_step * engine.size,
-        ),
+        build_optimizer(configs, model, engine.size),
         model.named_parameters(),
         train.compression.build(),
         engine,
         batches_per_step=train.num_batches_per_step,
-        steps_per_epoch=len(loaders['train']),
-        profile=partial(measure_step, configs, model, criterion, loaders['train'], device),
+        steps_per_epoch=len(loader),
+        profile=partial(measure_step, configs, model, criterion, loader, device),
     )
     broadcast_tensors(engine, model.buffers())
-    rate = LearningRate(
-        optimizer,
-        build_scheduler(configs, optimizer, len(loaders['train'])),
-        train.warmup_lr_epochs,
-        len(loaders['train']),
-        engine.size,
-        train.schedule_lr_per_epoch,
+    loaders = build_evaluation_loaders(configs, datasets, engine.rank, engine.size, device)
+    return Parts(
+        engine=engine,
+        device=device,
+        model=model,
+        loaders={'train': loader, **loaders},
+        criterion=criterion,
+        optimizer=optimizer,
+        rate=build_rate(configs, optimizer, len(loader), engine.size),
+        share=share,
     )
-    return Parts(engine, device, model, criterion, optimizer, rate, loaders, share)
+
+
+def build_optimizer(configs: Config, model: nn.Module, workers: int) -> Optimizer:
+    """The optimizer that is configured, at the rate for a step of so many workers together."""
+    node, train = configs.train.optimizer, configs.train
+    groups = parameter_groups(model, train.optimize_bn_separately)
+    return node.build(groups, lr=node.lr * train.num_batches_per_step * workers)
+
+
+def build_rate(
+    configs: Config, optimizer: Optimizer, steps_per_epoch: int, workers: int
+) -> LearningRate:
+    """The learning rate over the steps of ``optimizer``."""
+    return LearningRate(
+        optimizer,
+        build_scheduler(configs, optimizer, steps_per_epoch),
+        configs.train.warmup_lr_epochs,
+        steps_per_epoch,
+        workers,
+        configs.train.schedule_lr_per_epoch,
+    )
 
 
 def aspects(configs: Config, datasets: dict[str, Dataset]) -> dict[str, str]:
@@ -133,8 +172,15 @@ def aspects(configs: Config, datasets: dict[str, Dataset]) -> dict[str, str]:
     return {'the configuration': str(configs), 'the length of the dataset': str(lengths)}
 
 
+def common(configs: Config, datasets: dict[str, Dataset]) -> str:
+    """What a server and its workers must have alike, as text."""
+    settings = {name: repr(v) for name, v in configs.flat().items() if not name.startswith(OWN)}
+    lengths = {split: len(dataset) for split, dataset in datasets.items()}  # type: ignore[arg-type]
+    return json.dumps([settings, lengths])
+
+
 def build_scheduler(
-    configs: Config, optimizer: DistributedOptimizer, steps_per_epoch: int
+    configs: Config, optimizer: Optimizer, steps_per_epoch: int
 ) -> LRScheduler | None:
     """The scheduler of torch's, which steps once an epoch or once a step.
 
@@ -165,22 +211,30 @@ def check_metric(configs: Config, datasets: dict[str, Dataset]) -> None:
         )
 
 
-def build_loaders(
-    configs: Config, datasets: dict[str, Dataset], engine: Engine, device: torch.device
-) -> tuple[dict[str, DataLoader], TrainShare]:
-    """The loaders by split, and the sampler of the training split."""
-    # On GPUs, processes of their own load what the GPU must not wait for.
-    processes = torch.get_num_threads() if device.type == 'cuda' else 0
-    batch = configs.train.batch_size
-    step = batch * configs.train.num_batches_per_step
-    train, share = train_loader(
-        datasets['train'], step, engine.rank, engine.size, configs.seed, processes
-    )
-    loaders = {'train': train}
-    for split, dataset in datasets.items():
-        if split != 'train':
-            loaders[split] = evaluation_loader(dataset, batch, engine.rank, engine.size, processes)
-    return loaders, share
+def build_train_loader(
+    configs: Config, datasets: dict[str, Dataset], rank: int, size: int, device: torch.device
+) -> tuple[DataLoader, TrainShare]:
+    """The training data of worker ``rank`` of ``size``, and its sampler."""
+    step = configs.train.batch_size * configs.train.num_batches_per_step
+    processes = loading_processes(device)
+    return train_loader(datasets['train'], step, rank, size, configs.seed, processes)
+
+
+def build_evaluation_loaders(
+    configs: Config, datasets: dict[str, Dataset], rank: int, size: int, device: torch.device
+) -> dict[str, DataLoader | Until]:
+    """The other splits: the part of worker ``rank`` of ``size``."""
+    processes, batch = loading_processes(device), configs.train.batch_size
+    return {
+        split: evaluation_loader(dataset, batch, rank, size, processes)
+        for split, dataset in datasets.items()
+        if split != 'train'
+    }
+
+
+def loading_processes(device: torch.device) -> int:
+    """On GPUs, processes of their own load what the GPU must not wait for."""
+    return torch.get_num_threads() if device.type == 'cuda' else 0
 
 
 def parameter_groups(model: nn.Module, bn_separately: bool) -> list[dict[str, Any]]:

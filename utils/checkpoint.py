@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from dgc.handshake import gather_text
-from utils.build import Parts
+from utils.build import Evaluated
 
 NAME = re.compile(r'e(\d+)\.r(\d+)of(\d+)\.pth')
 KEPT = 3  # epochs, besides the best
@@ -49,6 +49,24 @@ def file_name(epoch: int, rank: int, size: int) -> str:
     return f'e{epoch:04d}.r{rank}of{size}.pth'
 
 
+def save_whole(state: dict[str, Any], target: Path) -> None:
+    """Write ``state`` to ``target``, or, where the process is killed on the way, leave it alone."""
+    partial = target.with_suffix('.partial')
+    with partial.open('wb') as file:
+        torch.save(plain(state), file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(target)
+
+
+def load_whole(path: Path, remedy: str) -> dict[str, Any]:
+    """What was saved in ``path``. Raises CheckpointError, with a remedy, where that is damaged."""
+    try:
+        return torch.load(path, map_location='cpu', weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f'{path} is damaged: {remedy}') from error
+
+
 class Checkpoints:
     """The checkpoints of one run, as one rank sees them."""
 
@@ -60,13 +78,7 @@ class Checkpoints:
     def save(self, epoch: int, state: dict[str, Any]) -> None:
         """Write this rank's file of ``epoch``; a process killed on the way leaves none."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        target = self.folder / file_name(epoch, self.rank, self.size)
-        partial = target.with_suffix('.partial')
-        with partial.open('wb') as file:
-            torch.save(plain(state), file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(target)
+        save_whole(state, self.folder / file_name(epoch, self.rank, self.size))
 
     def finish(self, epoch: int, best: bool) -> None:
         """Once all ranks have saved ``epoch``: note whether it is the best, drop older ones."""
@@ -117,12 +129,7 @@ class Checkpoints:
 
     def _read(self, epoch: int, rank: int, size: int) -> dict[str, Any]:
         path = self.folder / file_name(epoch, rank, size)
-        try:
-            return torch.load(path, map_location='cpu', weights_only=True)
-        except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            raise CheckpointError(
-                f'{path} is damaged: remove it to go on from an earlier epoch'
-            ) from error
+        return load_whole(path, 'remove it to go on from an earlier epoch')
 
     def _files(self) -> Iterable[tuple[Path, int, int, int]]:
         for path in sorted(self.folder.glob('e*.pth')):
@@ -130,7 +137,7 @@ class Checkpoints:
                 yield path, int(match[1]), int(match[2]), int(match[3])
 
 
-def restore(parts: Parts, run: Path, evaluate: bool = False) -> tuple[int, float | None]:
+def restore(parts: Evaluated, run: Path, evaluate: bool = False) -> tuple[int, float | None]:
     """Load into ``parts`` the last epoch that all ranks can go on from.
 
     run: a run folder, or its folder of checkpoints. A collective.

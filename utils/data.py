@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -29,6 +30,27 @@ class TrainShare(Sampler[int]):
 
     def __len__(self) -> int:
         return self.total // self.size
+
+
+class Until:
+    """The batches of ``loader``, for as long as nobody else has finished the training.
+
+    Where workers go each at its own pace, the last epoch of one ends with the last update of all.
+    """
+
+    def __init__(self, loader: DataLoader, finished: Callable[[], bool]) -> None:
+        self.loader = loader
+        self.batch_size = loader.batch_size
+        self.finished = finished
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.loader:
+            if self.finished():
+                return
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self.loader)
 
 
 def train_loader(

@@ -40,9 +40,19 @@ class LearningRate:
         self.workers = workers
         self.period = steps_per_epoch if per_epoch else 1
         self.full = [group['lr'] for group in optimizer.param_groups]
+        self._next = 0
 
     def before_step(self, step: int) -> None:
-        """Set the rate of optimizer step ``step``, counted from 0."""
+        """Set the rate of optimizer step ``step``, counted from 0.
+
+        Where others make steps too, some may have passed since: the rate follows through them, and
+        stays where it is for one that has been set before.
+        """
+        for each in range(self._next, step + 1):
+            self._set(each)
+        self._next = max(self._next, step + 1)
+
+    def _set(self, step: int) -> None:
         if step <= self.warmup_steps:
             factor = warmup_factor(step, self.warmup_steps, self.workers)
             for group, full in zip(self.optimizer.param_groups, self.full, strict=True):
@@ -63,5 +73,4 @@ class LearningRate:
         The rate is a function of the step alone, so nothing is saved: what was saved would bring
         back the rate of another number of workers, and the end of a shorter schedule.
         """
-        for past in range(step):
-            self.before_step(past)
+        self.before_step(step - 1)

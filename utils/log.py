@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from tensorboardX import SummaryWriter
@@ -19,6 +20,45 @@ from dgc.engines import detect
 from dgc.handshake import gather_text
 from utils.build import Parts
 from utils.config import Config
+
+
+class Log(Protocol):
+    """Where a training loop leaves what it measures."""
+
+    def step(self, name: str, value: float, step: int) -> None:
+        """A number of step ``step``."""
+
+    def epoch(self, epoch: int, numbers: Mapping[str, float]) -> None:
+        """The numbers of an epoch."""
+
+
+class Metrics:
+    """metrics.jsonl: one line of numbers an epoch.
+
+    resumed_at: the first epoch that is trained now; lines of later ones are replaced.
+    """
+
+    def __init__(self, path: Path, resumed_at: int | None = None) -> None:
+        self._path = path
+        if resumed_at is not None and path.is_file():
+            lines = path.read_text().splitlines(keepends=True)
+            whole = [line for line in lines if line.endswith('\n')]  # a kill may have cut the last
+            kept = [line for line in whole if json.loads(line)['epoch'] < resumed_at]
+            path.write_text(''.join(kept))
+
+    def append(self, numbers: Mapping[str, float]) -> None:
+        """Write a line, and print those of its numbers that are about how well it trains."""
+        with self._path.open('a') as file:
+            file.write(json.dumps(dict(numbers)) + '\n')
+        shown = {k: v for k, v in numbers.items() if k.startswith(('loss/', 'acc/'))}
+        told = ', '.join(f'{k} {v:.4g}' for k, v in shown.items())
+        print(f'epoch {numbers["epoch"]}: {told}', flush=True)
+
+    def read(self) -> list[dict[str, float]]:
+        """All lines so far."""
+        if not self._path.is_file():
+            return []
+        return [json.loads(line) for line in self._path.read_text().splitlines()]
 
 
 class RunLog:
@@ -34,12 +74,7 @@ class RunLog:
         if not self._writes:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        self._metrics = folder / 'metrics.jsonl'
-        if resumed_at is not None and self._metrics.is_file():
-            lines = self._metrics.read_text().splitlines(keepends=True)
-            whole = [line for line in lines if line.endswith('\n')]  # a kill may have cut the last
-            kept = [line for line in whole if json.loads(line)['epoch'] < resumed_at]
-            self._metrics.write_text(''.join(kept))
+        self._metrics = Metrics(folder / 'metrics.jsonl', resumed_at)
         purge = None if resumed_at is None else resumed_at * self._samples_per_epoch + 1
         # Event files are named by the second: one that goes on must not take an earlier one's name.
         suffix = '' if resumed_at is None else f'.e{resumed_at:04d}'
@@ -60,10 +95,7 @@ class RunLog:
             if name != 'loss/train':  # which has a point for each step
                 self._writer.add_scalar(name, value, samples)
         self._writer.flush()
-        with self._metrics.open('a') as file:
-            file.write(json.dumps({'epoch': epoch, 'samples': samples, **numbers}) + '\n')
-        shown = {k: v for k, v in numbers.items() if k.startswith(('loss/', 'acc/'))}
-        print(f'epoch {epoch}: ' + ', '.join(f'{k} {v:.4g}' for k, v in shown.items()), flush=True)
+        self._metrics.append({'epoch': epoch, 'samples': samples, **numbers})
 
     def close(self) -> None:
         """Write what is still buffered."""
@@ -72,26 +104,32 @@ class RunLog:
 
 
 def start_log(folder: Path, parts: Parts, configs: Config, resumed_at: int | None) -> RunLog:
-    """The log of a run, and its first files: config, environment, plan. A collective.
-
-    A new run does not mix with an older one of the same name, which is moved aside.
-    """
+    """The log of a run, and its first files. A collective."""
     engine = parts.engine
     hosts = gather_text(engine, socket.gethostname(), parts.device, limit=256)
     if engine.rank == 0:
-        if resumed_at is None:
-            move_aside(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        about = environment(engine.name, hosts)
+        prepare_folder(folder, configs, about, moves_aside=resumed_at is None)
         plan = parts.optimizer.plan
-        (folder / 'config.txt').write_text(f'{configs}\n')
         plan.save(folder / 'plan.json')
         (folder / 'plan.txt').write_text(f'{plan.summary()}\n{plan.table()}\n')
-        (folder / 'environment.txt').write_text(environment(engine.name, hosts))
         print(f'{folder}\n{cost(parts)}', flush=True)
         if plan.foreseen:
             print(plan.summary(), flush=True)
     engine.barrier()
     return RunLog(folder, parts, resumed_at)
+
+
+def prepare_folder(folder: Path, configs: Config, about: str, moves_aside: bool) -> None:
+    """Make a run's folder, with config.txt and environment.txt.
+
+    A new run does not mix with an older one of the same name, which is moved aside.
+    """
+    if moves_aside:
+        move_aside(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / 'config.txt').write_text(f'{configs}\n')
+    (folder / 'environment.txt').write_text(about)
 
 
 def move_aside(folder: Path) -> None:
@@ -103,22 +141,25 @@ def move_aside(folder: Path) -> None:
 
 def cost(parts: Parts) -> str:
     """What a run costs each worker, in one line."""
-    reducer, codec = parts.optimizer.reducer, parts.optimizer.reducer.composition.codec
-    numel = sum(bucket.numel for bucket in reducer.buckets)
-    kept = sum(4 * bucket.numel * len(bucket.buffers) for bucket in reducer.buckets)
-    sparse = [bucket for bucket in reducer.buckets if bucket.schedule is not None]
+    buckets, codec = parts.optimizer.buckets, parts.optimizer.composition.codec
+    numel = sum(bucket.numel for bucket in buckets)
+    kept = sum(4 * bucket.numel * len(bucket.buffers) for bucket in buckets)
+    sparse = [bucket for bucket in buckets if bucket.schedule is not None]
     message = sum(
         codec.capacity(b.numel, keep(b.numel, b.schedule.ratio)) for b in sparse if b.schedule
     )
-    dense = sum(4 * b.numel for b in reducer.buckets if b.schedule is None)
+    dense = sum(4 * b.numel for b in buckets if b.schedule is None)
     return (
-        f'{numel:,} parameters in {len(reducer.buckets)} buckets; {kept / 1e6:,.1f} MB kept for '
+        f'{numel:,} parameters in {len(buckets)} buckets; {kept / 1e6:,.1f} MB kept for '
         f'compression; a step sends messages of {message:,} bytes sparse and {dense:,} dense'
     )
 
 
-def environment(engine: str, hosts: list[str]) -> str:
-    """Versions, launcher, engine, hosts and git commit: what a later reader will ask for."""
+def environment(engine: str, hosts: list[str], workers: int | None = None) -> str:
+    """Versions, launcher, engine, hosts and git commit: what a later reader will ask for.
+
+    workers: by default, one a host.
+    """
     lines = {
         'python': platform.python_version(),
         'torch': torch.__version__,
@@ -126,7 +167,7 @@ def environment(engine: str, hosts: list[str]) -> str:
         'platform': platform.platform(),
         'launcher': detect().name,
         'engine': engine,
-        'workers': str(len(hosts)),
+        'workers': str(workers or len(hosts)),
         'hosts': ' '.join(sorted(set(hosts))),
         'git commit': _git_commit(),
     }

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from dgc import DistributedOptimizer, Engine
+from dgc import Engine
+from dgc.reducer import Progress
 from utils.build import Parts
 from utils.config import Config
-from utils.log import RunLog
+from utils.log import Log
 
 STEPS_BETWEEN_LOSSES = 50
 
@@ -29,7 +29,7 @@ def say(engine: Engine, text: str) -> None:
         print(text, flush=True)
 
 
-def progress_bar(engine: Engine, loader: DataLoader, title: str) -> Iterable[Any]:
+def progress_bar(engine: Engine, loader: Iterable[Any], title: str) -> Iterable[Any]:
     """The batches of ``loader``, with a bar on rank 0: live on a terminal, else now and then."""
     seconds = 0.1 if sys.stderr.isatty() else 20.0  # a pipe keeps every line
     hidden = engine.rank > 0
@@ -45,7 +45,7 @@ class LossCurve:
     collective a step.
     """
 
-    def __init__(self, parts: Parts, log: RunLog, first_step: int) -> None:
+    def __init__(self, parts: Parts, log: Log, first_step: int) -> None:
         self._engine = parts.engine
         self._log = log
         self._step = first_step
@@ -80,8 +80,8 @@ class PhaseTimer:
     compress, communicate: on the gradient's path, most of it beside the backward pass.
     """
 
-    def __init__(self, optimizer: DistributedOptimizer) -> None:
-        self._progress = optimizer.reducer.progress
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
         self._before = asdict(self._progress)
         self._start = time.perf_counter()
 

@@ -39,6 +39,11 @@ def run(module: str, *arguments: str, **more: str) -> subprocess.CompletedProces
         ('bench.step', ('--only', 'horovod'), "there is no row 'horovod' under torch"),
         ('bench.step', ('--rounds', '0'), '0 is less than 1'),
         ('bench.step', ('--model', 'vgg'), 'invalid choice'),
+        ('bench.parameter_server', ('--slow', '10mbits'), "'10mbits' is not a rate"),
+        ('bench.parameter_server', ('--only', 'sgd'), 'invalid choice'),
+        ('bench.parameter_server', ('--json', 'nowhere/x.json'), '--json: there is no folder'),
+        ('bench.chaos', ('--workers', '0'), '0 is less than 1'),
+        ('bench.chaos', ('--kill-workers', '-1'), '-1 is less than 0'),
     ],
 )
 def test_bad_input_is_refused_in_one_line(module, arguments, told):
@@ -49,11 +54,36 @@ def test_bad_input_is_refused_in_one_line(module, arguments, told):
     assert done.stderr.startswith(f'{module}: ')
 
 
-@pytest.mark.parametrize('module', ['bench.cluster', 'bench.step'])
+@pytest.mark.parametrize(
+    'module', ['bench.cluster', 'bench.step', 'bench.parameter_server', 'bench.chaos']
+)
 def test_help_shows_an_example(module):
     done = run(module, '--help')
     assert done.returncode == 0
     assert f'python -m {module} --' in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.namespaces
+def test_throughput_with_a_slow_worker(tmp_path):
+    words = (
+        '--model',
+        'digits',
+        '--workers',
+        '2',
+        '--seconds',
+        '3',
+        '--json',
+        f'{tmp_path}/t.json',
+    )
+    done = run('bench.parameter_server', *words)
+    assert done.returncode == 0, done.stderr
+    rows = {row['mode']: row for row in json.loads((tmp_path / 't.json').read_text())}
+    assert set(rows) == {'dgs', 'asgd', 'dgc'}
+    assert all(len(row['updates']) == 2 and min(row['updates']) > 0 for row in rows.values())
+    a_step = {mode: row['sent'] / sum(row['updates']) for mode, row in rows.items()}
+    assert 10 * a_step['dgs'] < a_step['asgd']
+    assert all(name in done.stdout for name in ('DGS, both ways', 'ASGD', 'DGC, synchronous'))
 
 
 @pytest.mark.slow

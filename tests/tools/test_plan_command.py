@@ -178,6 +178,7 @@ class TestCommand:
             ([*STACK, '--configs.train.batch_sizes', '4'], 'did you mean'),
             ([*STACK, '--configs.train.batch_size', 'x'], 'expected int, got str'),
             ([*STACK, '--configs.train.batch_size', '5000'], 'fewer than one step of 5000'),
+            ([*STACK, 'configs/dgs/dgs.py'], 'asynchronous training is not predicted'),
             ([*STACK, '--check', 'nowhere.json'], '--check: nowhere.json is no table'),
             (['--check', 'x', '--workers', '4'], '--workers is of no use without a stack'),
             (

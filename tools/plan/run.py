@@ -13,6 +13,7 @@ import torch
 from bench.cluster import say
 from bench.spec import write_json
 from datasets import DatasetError
+from dgc import Composition
 from dgc.costmodel import Calibration
 from tools.cluster.rates import parse_rate
 from tools.plan import calibration, check, gantt, report
@@ -50,6 +51,8 @@ def run(arguments: argparse.Namespace, configs: Config | None) -> None:
 def stack(configs: Config) -> tuple[Subject, Field]:
     """What the configuration trains, and what is compared. Raises Refused."""
     try:
+        if not isinstance(configs.train.compression.build(), Composition):
+            raise ValueError('asynchronous training is not predicted: leave out configs/dgs/')
         return of_stack(configs), field(configs.train.compression.build)
     except (ConfigError, DatasetError, ValueError, TypeError) as error:
         raise Refused(str(error)) from error

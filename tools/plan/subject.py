@@ -13,10 +13,9 @@ from torch.optim import SGD, Optimizer
 from bench.rows import SETTINGS
 from bench.workloads import WORKLOADS, loss, make_batches, make_model
 from dgc import DGCSGD, Composition
-from dgc.engines import LocalEngine
 from dgc.optimizer import groups_of
 from dgc.planner import Named
-from utils.build import build_loaders, parameter_groups, seed_everything, threads
+from utils.build import build_train_loader, parameter_groups, seed_everything, threads
 from utils.config import Config
 from utils.timing import closure
 
@@ -49,8 +48,8 @@ def of_stack(configs: Config) -> Subject:
     """
     torch.set_num_threads(threads(configs.data.num_threads_per_worker, 1))
     seed_everything(configs.seed)
-    loaders, _ = build_loaders(configs, configs.dataset.build(), LocalEngine(), CPU)
-    batches = itertools.cycle(list(itertools.islice(loaders['train'], BATCHES)))
+    loader, _ = build_train_loader(configs, configs.dataset.build(), 0, 1, CPU)
+    batches = itertools.cycle(list(itertools.islice(loader, BATCHES)))
     model = configs.model.build().train()
     criterion, train = configs.train.criterion.build(), configs.train
 

@@ -1,0 +1,7 @@
+"""Asynchronous gradient dropping (Aji and Heafield, 2017): a residual, and no momentum."""
+
+from dgc.memory import Residual
+from utils.config import Config, configs
+
+configs.train.compression.memory = Config(Residual)
+configs.train.optimizer.momentum = 0.0

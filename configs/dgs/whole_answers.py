@@ -1,0 +1,6 @@
+"""No secondary compression: the server answers with everything that has changed."""
+
+from dgc.parameter_server import Changed
+from utils.config import Config, configs
+
+configs.train.compression.secondary = Config(Changed)

@@ -1,0 +1,199 @@
+"""A parameter server and its workers in one process: every message is handed over, lost or repeated
+as a test says. And the plain reference that the server is measured against."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import torch
+from dgc_helpers import Named, loss, parameters
+from torch import Tensor
+
+from dgc.parameter_server import (
+    Asynchronous,
+    Course,
+    Link,
+    Observer,
+    Server,
+    ServerError,
+    Update,
+    WorkerOptimizer,
+    protocol,
+)
+from dgc.parameter_server.protocol import Kind, Message
+
+BUFFERS = 6  # of the model, as a BatchNorm's
+
+
+class Notes(Observer):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.updates: list[Update] = []
+        self.told: list[tuple[int, list[float]]] = []
+
+    def updated(self, update):
+        self.updates.append(update)
+
+    def losses(self, place, values):
+        self.told.append((place, values))
+
+
+class World:
+    """A server, which may be started anew, and the time.
+
+    faults: draws what happens to a message: 'lost', 'reply lost', 'twice', 'again later', ''.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Asynchronous],
+        places: int = 3,
+        updates: int = 10_000,
+        faults: Callable[[], str] = lambda: '',
+        patience: float = 0.0,
+        **settings,
+    ) -> None:
+        self.make, self.faults, self.now, self.patience = make, faults, 0.0, patience
+        self.settings = {'lr': 0.1, 'momentum': 0.9, **settings}
+        self.course = Course(places, 4, updates)
+        self.notes = Notes()
+        self.late: list[bytes] = []  # copies of frames that are still under way
+        self.server = self.new_server()
+
+    def new_server(self) -> Server:
+        self.named = parameters()
+        self.buffers = [torch.zeros(BUFFERS)]
+        sgd = torch.optim.SGD([p for _, p in self.named], **self.settings)
+        return Server(
+            sgd, self.named, self.buffers, self.make(), self.course, 'test', self.notes, timeout=10
+        )
+
+    def restart(self, state: dict) -> None:
+        """Another server process goes on from a checkpoint."""
+        self.server = self.new_server()
+        self.server.load_state_dict(state)
+
+    def deliver(self, frame: bytes) -> bytes | None:
+        return self.server.handle(frame, self.now)
+
+    def deliver_late(self) -> None:
+        """What has been under way for long arrives now; nobody waits for the replies."""
+        while self.late:
+            self.deliver(self.late.pop(0))
+
+    def join(self, **settings) -> Worker:
+        return Worker(self, **settings)
+
+
+class Wire(Link):
+    """Hands messages over, with the faults of the world."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.patience)
+        self.world = world
+
+    def pause(self) -> None:
+        """Until the server has given up whoever is silent."""
+        self.world.now += 11
+        self.world.server.tick(self.world.now)
+
+    def request(self, message: Message) -> Message:
+        frame = message.write()
+        for fault in iter(self.world.faults, None):
+            if fault == 'lost':
+                continue
+            if fault == 'again later':
+                self.world.late.append(frame)
+            reply = self.world.deliver(frame)
+            if fault == 'twice':
+                assert self.world.deliver(frame) == reply or reply_kind(reply) is Kind.FULL
+            if fault != 'reply lost':
+                assert reply is not None
+                read = protocol.read(reply, protocol.FROM_SERVER)
+                if read.kind is Kind.REFUSED:
+                    raise ServerError(read.text)
+                assert (read.session, read.sequence) == (message.session, message.sequence)
+                return read
+        raise AssertionError('faults never end')
+
+    def tell(self, message: Message) -> None:
+        if self.world.faults() != 'lost':
+            assert self.world.deliver(message.write()) is None
+
+
+def reply_kind(reply: bytes) -> Kind:
+    return protocol.read(reply, protocol.FROM_SERVER).kind
+
+
+class Worker:
+    """Parameters that are pulled towards targets, and their optimizer."""
+
+    def __init__(self, world: World, link: Link | None = None, **settings) -> None:
+        self.world, self.steps = world, 0
+        self.named: Named = [(n, torch.nn.Parameter(p + 1)) for n, p in parameters()]
+        self.buffers = [torch.ones(BUFFERS)]
+        self.settings = {**world.settings, **settings}
+        sgd = torch.optim.SGD([p for _, p in self.named], **self.settings)
+        self.optimizer = WorkerOptimizer(
+            sgd, self.named, self.buffers, world.make(), link or Wire(world), 'test'
+        )
+
+    def step(self, rank: int | None = None) -> None:
+        self.optimizer.zero_grad()
+        place = self.optimizer.place if rank is None else rank
+        loss(self.named, place, self.steps).backward()
+        self.steps += 1
+        self.optimizer.step()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the server of now has given it what it has."""
+        member = self.world.server.membership.get(self.optimizer._link.session)
+        return member is not None and member.ticket == self.optimizer._ticket
+
+    def assert_recorded(self) -> None:
+        """The server's record of this worker is its parameters, bit for bit."""
+        records = self.world.server.model.records[self.optimizer.place]
+        for record, values in zip(records, self.optimizer.flats, strict=True):
+            assert torch.equal(record, values)
+        for (_, parameter), (_, mine) in zip(self.named, self.views(), strict=True):
+            assert torch.equal(parameter, mine)
+
+    def views(self) -> list[tuple[str, Tensor]]:
+        optimizer = self.optimizer
+        found = {
+            name: view
+            for bucket, values in zip(optimizer.buckets, optimizer.flats, strict=True)
+            for name, view in bucket.views(values)
+        }
+        return [(name, found[name]) for name, _ in self.named]
+
+
+class Plain:
+    """DGS's server, of one bucket, as the paper has it: dense vectors and no messages."""
+
+    def __init__(self, model: Tensor) -> None:
+        self.model = model.clone()
+        self.records: dict[int, Tensor] = {}
+
+    def join(self, worker: int) -> Tensor:
+        self.records[worker] = self.model.clone()
+        return self.model.clone()
+
+    def push(self, worker: int, update: Tensor, k: int) -> Tensor:
+        """``update[n]`` in, the answer out: the ``k`` largest of what the worker has not seen."""
+        self.model = self.model - update
+        difference = self.model - self.records[worker]
+        answer = torch.zeros_like(difference)
+        for index in sorted(range(len(difference)), key=lambda i: -abs(difference[i]))[:k]:
+            answer[index] = difference[index]
+        self.records[worker] = self.records[worker] + answer
+        return answer
+
+
+def random_faults(draw: random.Random, share: float) -> Callable[[], str]:
+    """Every fault now and then, and mostly none."""
+    kinds: Sequence[str] = ('lost', 'reply lost', 'twice', 'again later')
+    return lambda: draw.choice(kinds) if draw.random() < share else ''

@@ -1,0 +1,401 @@
+"""The server and its workers, without a network: invariants at random interleavings, and faults."""
+
+from __future__ import annotations
+
+import io
+import random
+from functools import partial
+
+import pytest
+import torch
+from dgc_helpers import loss, parameters
+from ps_helpers import BUFFERS, Plain, World, random_faults
+
+from dgc.codec import INDICES, VALUES
+from dgc.compressors import SampledTopK, TopK
+from dgc.memory import MomentumCorrection, Residual, SAMomentum
+from dgc.parameter_server import Changed, Course, InverseStaleness, Server, ServerError, dual_way
+from dgc.planner import PerTensor
+
+CODECS = [(values, indices) for values in VALUES for indices in INDICES]
+exact = partial(dual_way, compress_ratio=0.05, compressor=TopK(), secondary=TopK())
+
+
+@pytest.mark.parametrize('seed', range(2))
+@pytest.mark.parametrize('codec', CODECS, ids='-'.join)
+def test_a_record_is_its_workers_parameters_whatever_happens(codec, seed):
+    """Workers step, leave, die and come; messages are lost, repeated and late; the server is killed
+    and goes on from a checkpoint."""
+    draw = random.Random(f'{codec} {seed}')
+    memory = draw.choice([SAMomentum, MomentumCorrection])
+    secondary = draw.choice([SampledTopK, TopK, Changed])
+    make = partial(dual_way, 0.05, values=codec[0], indices=codec[1])
+    world = World(
+        lambda: make(memory=memory(), secondary=secondary()),
+        faults=random_faults(draw, 0.2),
+        patience=60,
+    )
+    workers, checkpoint, checked = [world.join()], world.server.state_dict(), 0
+    for _ in range(120):
+        event = draw.choices(
+            ['step', 'join', 'leave', 'die', 'late', 'save', 'restart'], [80, 8, 3, 3, 4, 3, 2]
+        )[0]
+        if event == 'join' and len(workers) < world.course.places:
+            workers.append(world.join())
+        elif event == 'step' and workers:
+            draw.choice(workers).step()
+        elif event == 'leave' and len(workers) > 1:
+            workers.pop(draw.randrange(len(workers))).optimizer.close()
+        elif event == 'die' and len(workers) > 1:  # without a word, as whoever is silent so long
+            workers.pop(draw.randrange(len(workers)))
+            world.now += 11
+            world.server.tick(world.now)
+        elif event == 'late':
+            world.deliver_late()
+        elif event == 'save':
+            checkpoint = world.server.state_dict()
+        elif event == 'restart':
+            world.restart(checkpoint)
+        for worker in workers:
+            if worker.is_known:
+                worker.assert_recorded()
+                checked += 1
+    assert checked > 60
+    assert len(world.notes.updates) > 20
+
+
+def test_the_server_is_the_papers():
+    """Against dense vectors: what is sent is what the reference sends, element for element."""
+    make = partial(exact, memory=Residual(), planner=PerTensor())
+    world = World(make, places=3, momentum=0.0)
+    name, k = 'wide.weight', 64
+    plain = Plain(dict(parameters())[name].detach().flatten())
+    workers = [world.join() for _ in range(3)]
+    residuals, copies = [torch.zeros(1280) for _ in workers], [plain.join(w) for w in range(3)]
+    draw = random.Random(1)
+    for _ in range(30):
+        number = draw.randrange(3)
+        worker = workers[number]
+        gradient = torch.autograd.grad(
+            loss(worker.named, number, worker.steps), dict(worker.named)[name]
+        )[0].flatten()
+        residuals[number] += 0.1 * gradient
+        top = residuals[number].abs().topk(k).indices
+        update = torch.zeros(1280).index_copy(0, top, residuals[number][top])
+        residuals[number][top] = 0
+        copies[number] += plain.push(number, update, k)
+        worker.step()
+        assert torch.allclose(dict(worker.named)[name].flatten(), copies[number], atol=1e-6)
+    assert torch.allclose(dict(world.named)[name].flatten(), plain.model, atol=1e-6)
+
+
+def sgd_steps(steps: int, **settings) -> list[torch.Tensor]:
+    named = parameters()
+    sgd = torch.optim.SGD([p for _, p in named], **settings)
+    for step in range(steps):
+        sgd.zero_grad()
+        loss(named, 0, step).backward()
+        sgd.step()
+    return [p.detach() for _, p in named]
+
+
+@pytest.mark.parametrize('memory', [SAMomentum, MomentumCorrection])
+def test_one_worker_that_sends_everything_is_momentum_sgd_to_the_last_bit(memory):
+    """At rates that are powers of two, where (lr·u) and lr·(u) are the same number."""
+    settings = {'lr': 0.25, 'momentum': 0.5}
+    world = World(lambda: dual_way(1.0, memory=memory()), places=1, **settings)
+    worker = world.join()
+    for _ in range(20):
+        worker.step()
+    for (_, parameter), right in zip(worker.named, sgd_steps(20, **settings), strict=True):
+        assert torch.equal(parameter, right)
+
+
+@pytest.mark.parametrize('memory', [SAMomentum, MomentumCorrection])
+def test_one_worker_that_sends_everything_is_momentum_sgd(memory):
+    settings = {'lr': 0.1, 'momentum': 0.9, 'weight_decay': 0.01}
+    world = World(lambda: dual_way(1.0, memory=memory()), places=1, **settings)
+    worker = world.join()
+    for _ in range(20):
+        worker.step()
+    for (_, parameter), right in zip(worker.named, sgd_steps(20, **settings), strict=True):
+        torch.testing.assert_close(parameter.detach(), right, rtol=1e-5, atol=1e-6)
+
+
+def test_nesterov_is_momentum_correction_only():
+    settings = {'lr': 0.1, 'momentum': 0.9, 'nesterov': True}
+    world = World(lambda: dual_way(1.0, memory=MomentumCorrection()), places=1, **settings)
+    worker = world.join()
+    for _ in range(20):
+        worker.step()
+    for (_, parameter), right in zip(worker.named, sgd_steps(20, **settings), strict=True):
+        torch.testing.assert_close(parameter.detach(), right, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match='no Nesterov form'):
+        World(dual_way, **settings)
+
+
+def test_what_an_answer_leaves_out_comes_later():
+    """A worker that adds nothing sees all that another has added, and no more is left for it."""
+    world = World(lambda: exact(memory=Residual()), places=2, momentum=0.0)
+    first, second = world.join(), world.join()
+    for _ in range(5):
+        first.step()
+    model = [values.clone() for values in world.server.model.flats]
+    behind = [
+        float((mine - theirs).abs().max())
+        for mine, theirs in zip(second.optimizer.flats, model, strict=True)
+    ]
+    assert max(behind) > 0.01
+    for _ in range(40):
+        second.optimizer.zero_grad()
+        second.optimizer.step()
+    for mine, theirs in zip(second.optimizer.flats, model, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
+
+
+def test_staleness_counts_the_updates_of_others():
+    world = World(exact, places=3)
+    a, b, c = (world.join() for _ in range(3))
+    for worker in (a, b, a, a, c):
+        worker.step()
+    assert [update.staleness for update in world.notes.updates] == [0, 1, 1, 0, 4]
+    assert [update.place for update in world.notes.updates] == [0, 1, 0, 0, 2]
+    assert [update.version for update in world.notes.updates] == [1, 2, 3, 4, 5]
+
+
+def test_stale_updates_count_less_where_that_is_asked_for():
+    def moved(**parts):
+        world = World(lambda: dual_way(1.0, **parts), places=2)
+        a, b = world.join(), world.join()
+        for _ in range(3):
+            a.step(rank=0)
+        before = torch.cat(world.server.model.flats)
+        b.step(rank=1)
+        return torch.cat(world.server.model.flats) - before
+
+    torch.testing.assert_close(moved(scaling=InverseStaleness()), moved() / 3, rtol=1e-4, atol=1e-6)
+
+
+def test_learning_rates_and_ratios_follow_the_servers_progress():
+    world = World(exact, places=2)
+    a, b = world.join(), world.join()
+    for _ in range(5):
+        a.step()
+    assert (a.optimizer.steps, b.optimizer.steps) == (2, 0)
+    b.step()
+    assert b.optimizer.steps == 3
+
+
+def test_statistics_are_the_mean_of_what_workers_reported():
+    world = World(lambda: exact(statistics_period=1), places=2)
+    a, b = world.join(), world.join()
+    assert torch.equal(a.buffers[0], torch.zeros(BUFFERS))  # the server's
+    a.buffers[0].fill_(1.0)
+    b.buffers[0].fill_(4.0)
+    a.step()
+    assert torch.equal(world.server.average(), torch.full((BUFFERS,), 1.0))
+    b.step()
+    assert torch.equal(world.server.average(), torch.full((BUFFERS,), 2.5))
+    b.optimizer.close()
+    assert torch.equal(world.join().buffers[0], torch.full((BUFFERS,), 2.5))
+
+
+def test_losses_arrive():
+    world = World(exact, places=1)
+    world.join().optimizer.report_losses([1.5, 0.25])
+    assert world.notes.told == [(0, [1.5, 0.25])]
+
+
+def test_training_ends_after_exactly_so_many_updates_and_drains():
+    world = World(exact, places=2, updates=7)
+    a, b = world.join(), world.join()
+    while not (a.optimizer.finished and b.optimizer.finished):
+        for worker in (a, b):
+            worker.step()
+    assert world.server.version == 7 and len(world.notes.updates) == 7
+    assert world.server.finished and not world.server.drained
+    a.optimizer.close()
+    assert not world.server.drained
+    b.optimizer.close()
+    assert world.server.drained
+    late = world.join()
+    assert late.optimizer.finished
+    late.step()
+    assert world.server.version == 7
+
+
+def test_a_place_is_free_once_its_worker_is_silent_and_who_returns_gets_the_model_anew():
+    world = World(exact, places=2)
+    a, b = world.join(), world.join()
+    with pytest.raises(ServerError, match='all places at the server are taken'):
+        world.join()
+    world.now = 9
+    a.step()
+    world.now = 15
+    world.server.tick(world.now)  # b has been silent for 15 seconds, a for 6
+    c = world.join()
+    assert c.optimizer.place == 1
+    a.optimizer.close()
+    b.step()  # its place was taken, another is free
+    assert b.optimizer.place == 0
+    for worker in (b, c):
+        worker.assert_recorded()
+
+
+def test_a_restarted_server_takes_in_each_update_once():
+    """The update is in the checkpoint, its answer was never seen: it is sent again, and ignored."""
+    world = World(lambda: dual_way(1.0), places=1)
+    worker = world.join()
+    worker.step()
+    states = []
+
+    def lose_reply_and_restart():
+        if states:
+            return ''
+        states.append(None)
+        return 'reply lost'
+
+    deliver = world.deliver
+
+    def deliver_then_die(frame):
+        reply = deliver(frame)
+        if len(states) == 1:
+            states.append(world.server.state_dict())
+            world.restart(states[1])
+        return reply
+
+    world.faults, world.deliver = lose_reply_and_restart, deliver_then_die
+    worker.step()
+    assert world.server.version == 2 and worker.optimizer.version == 2
+    worker.assert_recorded()
+    worker.step()
+    assert world.server.version == 3
+
+
+def test_an_update_that_a_killed_server_had_not_saved_is_made_again():
+    world = World(lambda: dual_way(1.0), places=1)
+    worker = world.join()
+    worker.step()
+    world.restart(world.server.state_dict())
+    worker.step()
+    assert world.server.version == 2
+    worker.assert_recorded()
+
+
+def test_a_checkpoint_is_read_without_pickle_and_goes_on_with_the_same_model():
+    world = World(exact, places=2)
+    workers = [world.join(), world.join()]
+    for step in range(6):
+        workers[step % 2].step()
+    file = io.BytesIO()
+    torch.save(world.server.state_dict(), file)
+    file.seek(0)
+    before = [values.clone() for values in world.server.model.flats]
+    world.restart(torch.load(file, weights_only=True))
+    assert world.server.version == 6
+    assert all(map(torch.equal, before, world.server.model.flats))
+
+
+def test_a_checkpoint_of_another_model_is_refused():
+    world = World(exact)
+    state = world.server.state_dict()
+    del state['parameters']['wide.weight']
+    with pytest.raises(ValueError, match=r'no wide\.weight of shape \(64, 20\)'):
+        world.new_server().load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ('change', 'aspect'),
+    [
+        (lambda named: named.pop(), 'parameter names'),
+        (
+            lambda named: named.append(('more', torch.nn.Parameter(torch.ones(2)))),
+            'parameter names',
+        ),
+        (
+            lambda named: named.__setitem__(0, (named[0][0], torch.nn.Parameter(torch.ones(3, 3)))),
+            'parameter shapes',
+        ),
+    ],
+)
+def test_another_model_is_refused_and_the_others_train_on(change, aspect, monkeypatch, caplog):
+    world = World(exact, places=2)
+    good = world.join()
+    named = parameters()
+    change(named)
+    monkeypatch.setattr('ps_helpers.parameters', lambda: named)
+    with pytest.raises(ServerError, match=f'differ in {aspect}'):
+        world.join()
+    assert f'differ in {aspect}' in caplog.text
+    good.step()
+    good.assert_recorded()
+    assert world.server.version == 1
+
+
+def test_another_configuration_is_refused():
+    world = World(exact)
+    server = world.server
+    server._aspects['the configuration'] = bytes(32)
+    with pytest.raises(ServerError, match='differ in the configuration'):
+        world.join()
+
+
+@pytest.mark.parametrize(
+    ('course', 'remedy'),
+    [(Course(0, 1, 1), 'configs.server.workers'), (Course(1, 1, 0), 'nothing')],
+)
+def test_a_course_that_makes_no_sense_is_refused(course, remedy):
+    named = parameters()
+    sgd = torch.optim.SGD([p for _, p in named], lr=0.1, momentum=0.9)
+    with pytest.raises(ValueError, match=remedy):
+        Server(sgd, named, [], dual_way(), course)
+
+
+@pytest.mark.parametrize(
+    ('make', 'settings', 'remedy'),
+    [
+        (dual_way, {'momentum': 0.0}, 'momentum above 0'),
+        (partial(dual_way, memory=Residual()), {}, 'set its momentum to 0'),
+        (dual_way, {'dampening': 0.5}, 'no dampening'),
+    ],
+)
+def test_settings_that_cannot_be_honoured_are_refused(make, settings, remedy):
+    with pytest.raises(ValueError, match=remedy):
+        World(make, **settings)
+
+
+def test_other_optimizers_and_types_are_refused():
+    named = parameters()
+    adam = torch.optim.Adam([p for _, p in named])
+    with pytest.raises(ValueError, match='Adam cannot train asynchronously'):
+        dual_way().plan(adam, named, ())
+    half = parameters(dtype=torch.float16)
+    sgd = torch.optim.SGD([p for _, p in half], lr=0.1, momentum=0.9)
+    with pytest.raises(ValueError, match='float32 parameters'):
+        dual_way().plan(sgd, half, ())
+
+
+def test_a_gradient_that_is_not_finite_is_named_and_never_sent():
+    from dgc import NonFiniteGradientError
+
+    world = World(exact, places=1)
+    worker = world.join()
+    worker.step()
+    dict(worker.named)['bias'].grad = torch.full((10,), torch.nan)
+    with pytest.raises(NonFiniteGradientError, match='gradient of bias'):
+        worker.optimizer.step()
+    assert world.server.version == 1
+
+
+def test_bytes_and_elements_are_counted_alike_on_both_sides():
+    world = World(exact, places=1)
+    worker = world.join()
+    before = worker.optimizer.progress.sent, worker.optimizer.progress.received
+    worker.step()
+    (update,) = world.notes.updates
+    progress = worker.optimizer.progress
+    assert (progress.sent - before[0], progress.received - before[1]) == (
+        update.received,
+        update.sent,
+    )
+    assert update.elements == 2 * (72 + 11)  # 5 % of 1,440, and what has one dimension or none

@@ -1,0 +1,251 @@
+"""Over real sockets, on loopback: who gets in, who is refused, and who comes back."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+import zmq
+from ps_helpers import Worker, World
+
+from dgc.parameter_server import (
+    Address,
+    ServerError,
+    ServerSettings,
+    Service,
+    SocketLink,
+    derive,
+    dual_way,
+    keys,
+    parse_address,
+    protocol,
+)
+from dgc.parameter_server.protocol import Kind, Message
+
+LOOPBACK = Address('127.0.0.1', 0)
+KEY = derive(bytes(range(32)))
+
+
+@contextmanager
+def served(world: World, key=None, address=LOOPBACK):
+    """The world's server, on a thread of its own, until the block ends."""
+    over = threading.Event()
+    service = Service(world.server, address, key)
+    thread = threading.Thread(target=lambda: service.run(lambda: not over.is_set()))
+    thread.start()
+    try:
+        yield service.address
+    finally:
+        over.set()
+        thread.join()
+        service.close()
+
+
+def join(world: World, address: Address, key=None, patience: float = 20.0) -> Worker:
+    """A worker over sockets."""
+    link = SocketLink(address, key, heartbeat=0.1, patience=patience)
+    return Worker(world, link=link)
+
+
+@pytest.mark.parametrize('key', [None, KEY], ids=['open', 'with a key'])
+def test_two_workers_train_over_sockets(key):
+    world = World(lambda: dual_way(0.05), places=2, updates=40)
+    with served(world, key) as address:
+        workers = [join(world, address, key) for _ in range(2)]
+
+        def train(worker):
+            while not worker.optimizer.finished:
+                worker.step()
+            worker.optimizer.close()
+
+        threads = [threading.Thread(target=train, args=(worker,)) for worker in workers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert world.server.version == 40 and world.server.drained
+
+
+@pytest.mark.parametrize('theirs', [None, derive(bytes(32))], ids=['no key', 'another key'])
+def test_who_has_not_the_key_is_refused_and_the_others_train_on(theirs, caplog):
+    world = World(lambda: dual_way(0.05), places=2)
+    with served(world, KEY) as address:
+        good = join(world, address, KEY)
+        with pytest.raises(ServerError, match=r'same configs\.server\.key'):
+            join(world, address, theirs, patience=1.0)
+        good.step()
+        good.assert_recorded()
+        good.optimizer.close()
+    assert len(world.notes.updates) == 1
+    assert 'refused a connection: it has another key, or none' in caplog.text
+
+
+def test_who_knows_the_servers_key_but_not_the_workers_is_refused():
+    world = World(lambda: dual_way(0.05), places=2)
+    half = KEY._replace(worker=derive(bytes(32)).worker)
+    with served(world, KEY) as address, pytest.raises(ServerError, match='no parameter server'):
+        join(world, address, half, patience=1.0)
+
+
+def test_what_is_too_long_or_foreign_ends_its_connection_only(caplog):
+    caplog.set_level('INFO')
+    world = World(lambda: dual_way(0.05), places=2)
+    with served(world) as address:
+        good = join(world, address)
+        with zmq.Context() as context, context.socket(zmq.DEALER) as bad:
+            bad.linger = 0
+            bad.connect(address.endpoint)
+            bad.send(bytes(world.server.most_bytes + 1))
+            assert not bad.poll(300)
+            bad.send_multipart([b'two', b'frames'])
+            bad.send(b'GET / HTTP/1.1')
+            assert bad.poll(3000)
+            reply = protocol.read(bad.recv(), protocol.FROM_SERVER)
+            assert reply.kind is Kind.REFUSED and 'no message' in reply.text
+        with socket.create_connection(address) as raw:
+            raw.sendall(b'GET / HTTP/1.1\r\n\r\n' + os.urandom(200))
+            time.sleep(0.3)
+        good.step()
+        good.assert_recorded()
+        good.optimizer.close()
+    assert world.server.version == 1
+    assert 'it has 2 frames' in caplog.text
+    assert 'longer than' in caplog.text and 'are no message' in caplog.text
+
+
+def test_a_worker_waits_for_a_server_that_starts_anew_on_the_same_port():
+    world = World(lambda: dual_way(0.05), places=1)
+    with served(world) as address:
+        worker = join(world, address)
+        worker.step()
+        state = world.server.state_dict()
+    world.restart(state)
+    step = threading.Thread(target=worker.step)
+    step.start()
+    time.sleep(0.3)
+    with served(world, address=address):
+        step.join(20)
+        assert not step.is_alive()
+        assert world.server.version == 2
+        worker.assert_recorded()
+        worker.optimizer.close()
+
+
+def test_a_worker_gives_up_on_a_server_that_never_comes():
+    with socket.socket() as taken:  # a port where nobody listens
+        taken.bind(('127.0.0.1', 0))
+        address = Address(*taken.getsockname())
+        start = time.monotonic()
+        with pytest.raises(ServerError, match=r'no parameter server at .*patience.*running'):
+            join(World(dual_way), address, patience=0.5)
+        assert time.monotonic() - start < 10
+
+
+def test_heartbeats_keep_a_place_and_their_end_frees_it():
+    world = World(lambda: dual_way(0.05), places=1)
+    world.server.timeout = 1.0
+    with served(world) as address:
+        worker = join(world, address)
+        time.sleep(1.5)
+        assert len(world.server.membership) == 1
+        worker.optimizer._link._heartbeat.stop()
+        deadline = time.monotonic() + 10
+        while len(world.server.membership) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not len(world.server.membership)
+        worker.step()  # it joins again
+        worker.assert_recorded()
+        worker.optimizer.close()
+
+
+def test_a_port_that_is_taken_is_told():
+    world = World(dual_way)
+    with served(world) as address, pytest.raises(ServerError, match='cannot listen at'):
+        Service(world.new_server(), address)
+
+
+@pytest.mark.parametrize('host', ['127.0.0.1', '127.1.2.3', 'localhost', '::1'])
+def test_loopback_needs_no_key(host):
+    assert keys.choose(None, host) is None
+
+
+@pytest.mark.parametrize('host', ['0.0.0.0', '10.0.0.1', 'example.org', '::', '*'])
+def test_beyond_loopback_a_key_is_needed_unless_it_is_refused_by_name(host, tmp_path):
+    with pytest.raises(ServerError, match=r"configs\.server\.key is not set: .*'unprotected'"):
+        keys.choose(None, host)
+    assert keys.choose('unprotected', host) is None
+    keys.write(tmp_path / 'key')
+    assert keys.choose(str(tmp_path / 'key'), host) is not None
+
+
+def test_a_key_file_is_its_owners_alone_and_never_overwritten(tmp_path):
+    path = tmp_path / 'key'
+    keys.write(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert derive(keys.read(path)) == derive(keys.read(path))
+    with pytest.raises(ServerError, match='cannot be made'):
+        keys.write(path)
+    path.chmod(0o644)
+    with pytest.raises(ServerError, match='chmod 600'):
+        keys.read(path)
+    path.chmod(0o600)
+    for text in ('', 'xyz', 'ab' * 31):
+        path.write_text(text)
+        with pytest.raises(ServerError, match='no key file'):
+            keys.read(path)
+    with pytest.raises(ServerError, match='cannot be read'):
+        keys.read(tmp_path / 'missing')
+
+
+def test_both_sides_derive_different_pairs():
+    assert KEY.server != KEY.worker and KEY != derive(bytes(32))
+    assert len({*KEY.server, *KEY.worker}) == 4
+
+
+@pytest.mark.parametrize(
+    ('text', 'address'),
+    [
+        ('127.0.0.1:5555', Address('127.0.0.1', 5555)),
+        ('[::1]:0', Address('::1', 0)),
+        ('node-3.local:65535', Address('node-3.local', 65535)),
+    ],
+)
+def test_addresses(text, address):
+    assert parse_address(text, 'it') == address
+    assert parse_address(address.for_people, 'it') == address
+
+
+@pytest.mark.parametrize(
+    'text', ['', 'host', 'host:', ':5', 'a b:5', 'tcp://a:5', 'h:65536', '::1']
+)
+def test_what_is_no_address_is_told_by_its_setting(text):
+    with pytest.raises(ServerError, match=r'configs\.server\.bind = .* is no host:port'):
+        parse_address(text, 'configs.server.bind')
+
+
+@pytest.mark.parametrize(
+    ('settings', 'remedy'),
+    [
+        ({'timeout': 0.0}, 'timeout must be above 0'),
+        ({'timeout': 3.0, 'heartbeat': 2.0}, 'at least 4'),
+        ({'bind': 'a:1', 'address': 'a:1'}, 'serves or trains'),
+    ],
+)
+def test_settings_that_make_no_sense_together_are_refused(settings, remedy):
+    with pytest.raises(ValueError, match=remedy):
+        ServerSettings(**settings)
+
+
+def test_a_message_from_a_stranger_changes_nothing():
+    world = World(dual_way)
+    for kind in (Kind.STATISTICS, Kind.LOSSES, Kind.HEARTBEAT):
+        assert world.server.handle(Message(kind, 5, 1).write(), 0.0) is None
+    reply = protocol.read(
+        world.server.handle(Message(Kind.PUSH, 5, 1).write(), 0.0), protocol.FROM_SERVER
+    )
+    assert reply.kind is Kind.REJOIN
+    assert world.server.version == 0 and not len(world.server.membership)

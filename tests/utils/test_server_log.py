@@ -1,0 +1,93 @@
+"""What a server leaves to be read, also where it was killed on the way."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dgc.parameter_server import Update
+from utils.server_log import HEADER, ServerLog, table
+
+EPOCH = 4  # updates
+
+
+@pytest.fixture
+def ended() -> list[tuple[int, dict[str, float]]]:
+    return []
+
+
+def log_of(tmp_path, ended, version=None, seconds=0.0) -> ServerLog:
+    log = ServerLog(EPOCH, lambda epoch, numbers: ended.append((epoch, numbers)))
+    log.open(tmp_path, numel=100, version=version, seconds=seconds)
+    return log
+
+
+def update(version: int) -> Update:
+    """Of place 1, with so many others before it."""
+    return Update(version, 1, staleness=version, received=10, sent=20, elements=8)
+
+
+def versions(tmp_path) -> list[int]:
+    head, *rows = (tmp_path / 'updates.csv').read_text().splitlines(keepends=True)
+    assert head == HEADER
+    return [int(row.partition(',')[0]) for row in rows]
+
+
+def test_an_epochs_numbers(tmp_path, ended):
+    log = log_of(tmp_path, ended)
+    log.losses(0, [1.0, 2.0])
+    for version in range(1, 6):
+        log.updated(update(version))
+    log.close()
+    ((epoch, numbers),) = ended
+    assert epoch == 0
+    assert numbers.pop('seconds') >= 0
+    assert numbers == {
+        'updates': 4,
+        'loss/train': 1.5,
+        'staleness/mean': 2.5,
+        'staleness/max': 4,
+        'bytes/received': 40,
+        'bytes/sent': 80,
+        'bytes/dense': 4 * 2 * 400,
+        'ratio': 32 / 800,
+    }
+    assert versions(tmp_path) == [1, 2, 3, 4, 5]
+
+
+def test_a_run_that_goes_on_forgets_what_came_after_its_checkpoint_and_keeps_what_came_before(
+    tmp_path, ended
+):
+    log = log_of(tmp_path, ended)
+    for version in range(1, 8):
+        log.updated(update(version))
+    log.write(0, {**ended[0][1], 'acc/test_top1': 50.0})
+    log.close()
+    with (tmp_path / 'updates.csv').open('a') as file:
+        file.write('8,1.')  # cut by a kill
+    again = log_of(tmp_path, ended, version=6, seconds=100.0)
+    for version in (7, 8):
+        again.updated(update(version))
+    again.close()
+    epoch, numbers = ended[-1]
+    assert epoch == 1 and numbers['seconds'] >= 100
+    assert numbers['bytes/received'] == 40  # those of updates 5 and 6 among them
+    assert numbers['staleness/max'] == 8
+    assert versions(tmp_path) == list(range(1, 9))
+    assert [json.loads(line)['epoch'] for line in (tmp_path / 'metrics.jsonl').open()] == [0]
+
+
+def test_the_table_does_without_losses_that_nobody_could_report(tmp_path, ended):
+    log = log_of(tmp_path, ended)
+    for version in range(1, 9):
+        if version > 4:
+            log.losses(0, [1.0])
+        log.updated(update(version))
+    log.close()
+    epochs = [{**numbers, 'acc/test_top1': 10.0 * epoch} for epoch, numbers in ended]
+    assert 'loss/train' not in epochs[0] and 'loss/train' in epochs[1]
+    told = table(epochs, tmp_path, 'acc/test_top1')
+    assert '10.00 at the end, 10.00 best' in told
+    assert 'bytes up       0.00 MB, 0.00 MB if dense: 40.0 times' in told
+    assert table([], tmp_path, 'acc/test_top1') == ''

@@ -1,0 +1,69 @@
+"""Synchronous training: every rank runs the loop, and all make each step together."""
+
+from __future__ import annotations
+
+import torch
+
+from dgc import Engine, engines
+from dgc.handshake import check_agreement, shake_hands
+from utils.agree import agreed
+from utils.build import aspects, build, threads
+from utils.checkpoint import Checkpoints, restore
+from utils.config import ConfigError
+from utils.experiment import Experiment
+from utils.log import start_log
+from utils.progress import closing_table, say
+
+
+class Synchronous:
+    """The launcher's ranks, or the workers of a simulation, with a DistributedOptimizer each."""
+
+    def run(self, experiment: Experiment) -> None:
+        """This process's part, or all of a simulation."""
+        configs = experiment.configs
+        for name in ('address', 'bind'):
+            if configs.server[name] is not None:
+                raise ConfigError(
+                    f'configs.server.{name} is set, and synchronous training has no server: '
+                    'add a file of configs/dgs/ to --configs'
+                )
+
+        def worker(engine: Engine) -> None:
+            work(engine, experiment)
+
+        engines.run(worker, configs.engine.name, configs.engine.size, experiment.device)
+
+
+def work(engine: Engine, experiment: Experiment) -> None:
+    """One worker's part of the experiment."""
+    arguments, configs, device = experiment.arguments, experiment.configs, experiment.device
+    torch.set_num_threads(threads(configs.data.num_threads_per_worker, engine.local_size))
+    folder = experiment.folder(engine.size)
+    with agreed(engine, device):  # on its own: a dataset may be missing on one machine only
+        datasets = configs.dataset.build()
+    shake_hands(engine, aspects(configs, datasets), device)
+    with agreed(engine, device):
+        parts = build(configs, datasets, engine, device)
+    first, best = 0, None
+    if arguments.evaluate or experiment.resumes:
+        with agreed(engine, device):
+            first, best = restore(parts, experiment.source(folder), arguments.evaluate)
+    if arguments.evaluate:
+        for name, value in experiment.evaluate(parts, configs).items():
+            say(engine, f'[{name}] = {value:.2f}')
+        return
+    log = start_log(folder, parts, configs, first if experiment.goes_on(folder) else None)
+    checkpoints = Checkpoints(folder / 'checkpoints', engine.rank, engine.size)
+    for epoch in range(first, configs.train.num_epochs):
+        numbers = experiment.train_epoch(parts, configs, epoch, log)
+        numbers.update(experiment.evaluate(parts, configs))
+        metric = numbers[configs.train.metric]
+        improved = best is None or metric > best
+        best = metric if improved else best
+        log.epoch(epoch, numbers)
+        check_agreement(engine, parts.model.parameters())
+        checkpoints.save(epoch, {**parts.state_dict(), 'epoch': epoch, 'best': best})
+        engine.barrier()
+        checkpoints.finish(epoch, improved)
+    log.close()
+    closing_table(folder, configs, engine)
