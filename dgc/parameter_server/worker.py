@@ -84,8 +84,12 @@ class WorkerOptimizer(Optimizer):
         digests = flat.aspects(named, self._statistics.numel, configuration)
         self._digests = b''.join(digests.values())
         numels = [bucket.numel for bucket in self.buckets]
-        link.open(sections.most_bytes(numels, self._statistics.numel, len(digests)))
-        self._join()
+        try:
+            link.open(sections.most_bytes(numels, self._statistics.numel, len(digests)))
+            self._join()
+        except BaseException:  # nobody else will close it
+            link.close()
+            raise
 
     @property
     def finished(self) -> bool:
