@@ -27,6 +27,7 @@ from dgc.reducer import Progress
 from dgc.sparse import difference
 
 log = logging.getLogger(__name__)
+FAREWELL = 10.0  # seconds that a worker waits for its good-bye
 
 
 class WorkerOptimizer(Optimizer):
@@ -132,6 +133,7 @@ class WorkerOptimizer(Optimizer):
 
     def close(self) -> None:
         """Leave: what was reported has arrived, and the place is free."""
+        self._link.patience = min(self._link.patience, FAREWELL)
         try:
             if not self._lost:
                 self._report_statistics()
