@@ -6,8 +6,7 @@ import itertools
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -191,13 +190,15 @@ def work(
     meeting: Meeting,
 ) -> None:
     """Train until the server says that all updates have been made."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # as Ctrl-C does
     link = SocketLink(meeting.address, meeting.key, settings.heartbeat, settings.patience)
     try:
         parts, optimizer = build(experiment, datasets, link)
     except REFUSALS as error:  # of this worker: the others may well train on
+        link.close()
         raise Refused(' '.join(str(error).split()), rank=detect().rank) from error
     log = WorkerLog(optimizer)
-    with leaving(optimizer):
+    try:
         for epoch in itertools.count(optimizer.steps // len(parts.loaders['train'])):
             if optimizer.finished:
                 break
@@ -206,17 +207,8 @@ def work(
             except NonFiniteGradientError as error:  # only this worker knows
                 raise NonFiniteGradientError(str(error), detect().rank) from error
             log.epoch(epoch, numbers)
-
-
-@contextmanager
-def leaving(optimizer: WorkerOptimizer) -> Iterator[None]:
-    """Leave the server in peace however the block ends, also when we are told to end."""
-    previous = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        yield
-    finally:
+    finally:  # also when we are told to end: the place is free at once
         optimizer.close()
-        signal.signal(signal.SIGTERM, previous)
 
 
 def build(

@@ -28,6 +28,8 @@ examples:
   the same under another launcher, with half-precision values and another number of epochs:
     torchrun --nproc-per-node 2 train.py --configs configs/digits/cnn.py configs/dgc/wm5.py \\
         configs/dgc/fp16.py --configs.train.num_epochs 30 --suffix .e30
+  a server and four workers, asynchronous, sparsified both ways:
+    torchrun --nproc-per-node 5 train.py --configs configs/digits/cnn.py configs/dgs/dgs.py
   how 16 workers would have converged, in one process:
     python train.py --configs configs/digits/cnn.py configs/dgc/wm5.py \\
         --configs.engine.name simulated --configs.engine.size 16

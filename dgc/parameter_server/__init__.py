@@ -2,7 +2,8 @@
 
 A server keeps the model. Workers push updates and pull what has changed, each at its own pace:
 
-    server.py       θ, the records of the workers' parameters, and the answers; no socket, no clock
+    server.py       what is answered to whom; no socket, no clock
+    model.py        θ, and the records of the workers' parameters
     service.py      its socket
     worker.py       an optimizer whose step pushes and pulls
     link.py         its connection, which outlives the server's

@@ -74,6 +74,7 @@ class SocketLink(Link):
         self._connected = False
         self._lost = time.monotonic()  # when there was a connection last
         self._refused = False
+        self._heartbeat: Heartbeat | None = None
 
     def open(self, most_bytes: int) -> None:
         """See :meth:`Link.open`. Raises ServerError for an address that makes no sense."""
@@ -116,8 +117,9 @@ class SocketLink(Link):
         time.sleep(PAUSE)
 
     def close(self) -> None:
-        """See :meth:`Link.close`."""
-        self._heartbeat.stop()
+        """See :meth:`Link.close`. May be called twice."""
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
         self._context.destroy(linger=MILLISECONDS)
 
     @property

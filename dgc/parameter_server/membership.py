@@ -57,6 +57,11 @@ class Membership:
         """Free its place."""
         return self._members.pop(session, None)
 
+    def excuse(self, seconds: float) -> None:
+        """Do not hold a silence against anybody while which nobody listened."""
+        for member in self:
+            member.seen += seconds
+
     def expire(self, before: float) -> list[Member]:
         """Free the places of those not heard of since ``before``."""
         silent = [member for member in self if member.seen < before]

@@ -18,6 +18,7 @@ from dgc.parameter_server.sockets import MILLISECONDS, Address, Watch
 
 log = logging.getLogger(__name__)
 PAUSE = 0.1  # seconds between two looks at what is not a message
+BUSY = 1.0  # seconds after which a pause was one in which nobody listened
 
 
 class OneKey:
@@ -88,6 +89,7 @@ class Service:
 
         between: called between messages, at least ten times a second; False stops at once.
         """
+        self._listened = time.monotonic()
         while not self.server.drained and between():
             if self._socket.poll(int(PAUSE * MILLISECONDS)):
                 self._serve_one()
@@ -105,7 +107,11 @@ class Service:
             self._socket.send_multipart([sender.bytes, reply], copy=False)
 
     def _look_around(self) -> None:
-        self.server.tick(time.monotonic())
+        now = time.monotonic()
+        if now - self._listened > BUSY:  # signs of life may be waiting to be read
+            self.server.membership.excuse(now - self._listened)
+        self._listened = now
+        self.server.tick(now)
         for event in self._watch.events():
             if event & sockets.REFUSED:
                 log.warning('refused a connection: it has another key, or none')

@@ -28,6 +28,7 @@ from dgc.reducer import Progress
 from dgc.sparse import difference
 
 log = logging.getLogger(__name__)
+FAREWELL = 10.0  # seconds that a worker waits for its good-bye
 
 
 class WorkerOptimizer(Optimizer):
@@ -87,8 +88,12 @@ class WorkerOptimizer(Optimizer):
         digests = flat.aspects(named, self._statistics.numel, configuration)
         self._digests = b''.join(digests.values())
         numels = [bucket.numel for bucket in self.buckets]
-        link.open(sections.most_bytes(numels, self._statistics.numel, len(digests)))
-        self._join()
+        try:
+            link.open(sections.most_bytes(numels, self._statistics.numel, len(digests)))
+            self._join()
+        except BaseException:  # nobody else will close it
+            link.close()
+            raise
 
     @property
     def finished(self) -> bool:
@@ -131,6 +136,7 @@ class WorkerOptimizer(Optimizer):
 
     def close(self) -> None:
         """Leave: what was reported has arrived, and the place is free."""
+        self._link.patience = min(self._link.patience, FAREWELL)
         try:
             if not self._lost:
                 self._report_statistics()

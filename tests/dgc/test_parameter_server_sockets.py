@@ -162,6 +162,35 @@ def test_heartbeats_keep_a_place_and_their_end_frees_it():
         worker.optimizer.close()
 
 
+def test_a_server_that_was_busy_drops_nobody():
+    """While it does not listen, signs of life wait to be read."""
+    world = World(lambda: dual_way(0.05), places=2)
+    world.server.timeout = 1.0
+    service = Service(world.server, LOOPBACK)
+    over, busy = threading.Event(), threading.Event()
+
+    def between() -> bool:
+        if busy.is_set():
+            busy.clear()
+            time.sleep(2.5)
+        return not over.is_set()
+
+    thread = threading.Thread(target=service.run, args=(between,))
+    thread.start()
+    workers = [join(world, service.address) for _ in range(2)]
+    tickets = [worker.optimizer._ticket for worker in workers]
+    busy.set()
+    for worker in workers:
+        worker.step()
+        worker.assert_recorded()
+    assert [worker.optimizer._ticket for worker in workers] == tickets
+    for worker in workers:
+        worker.optimizer.close()
+    over.set()
+    thread.join()
+    service.close()
+
+
 def test_a_port_that_is_taken_is_told():
     world = World(dual_way)
     with served(world) as address, pytest.raises(ServerError, match='cannot listen at'):

@@ -143,9 +143,10 @@ def test_by_hand_a_stopped_server_goes_on_and_nothing_is_lost(address, tmp_path)
     log = tmp_path / 'log'
     with started(serve, log) as first, started(work, log) as one, started(work, log) as other:
         until(lambda: log.is_file() and 'worker 1 begins' in log.read_text())
+        folder = run_folder(tmp_path / 'runs')
+        until(lambda: lines(folder / 'metrics.jsonl'))
         first.send_signal(signal.SIGTERM)
         assert first.wait(60) == 0
-        folder = run_folder(tmp_path / 'runs')
         saved = len(lines(folder / 'updates.csv')) - 1
         assert 0 < saved < epochs * 88
         with started([*serve, '--resume'], log) as second:
@@ -162,6 +163,7 @@ def test_a_worker_that_is_told_to_end_frees_its_place_at_once(address, tmp_path)
     work = train(f'--configs.server.address={address}')
     with started(serve, log), started(work, log) as worker:
         until(lambda: log.is_file() and 'worker 0 begins' in log.read_text())
+        until(lambda: lines(run_folder(tmp_path / 'runs') / 'metrics.jsonl'))
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(60) == 128 + signal.SIGTERM
         until(lambda: 'worker 0 has left' in log.read_text(), 10)
@@ -174,7 +176,7 @@ def test_a_worker_with_another_configuration_is_refused_in_one_line(address, tmp
         until(lambda: log.is_file() and 'serving at' in log.read_text())
         done = here(*STACK, f'--configs.server.address={address}', '--configs.train.batch_size=8')
         assert done.code == 2
-        (told,) = done.told
+        (told,) = done.complaints
         assert 'differ in the configuration' in told
         until(lambda: 'differ in the configuration' in log.read_text(), 10)
 
@@ -228,14 +230,14 @@ def test_bad_input_is_one_line_and_code_2(name):
     words, remedy = REFUSED[name]
     done = here(*STACK, *words)
     assert done.code == 2, done.output
-    (told,) = done.told
+    (told,) = done.complaints
     assert remedy in told
 
 
 def test_a_server_for_synchronous_training_is_refused():
     done = here('--configs', 'configs/digits/cnn.py', '--configs.server.bind=127.0.0.1:0')
     assert done.code == 2
-    assert 'add a file of configs/dgs/' in done.told[0]
+    assert 'add a file of configs/dgs/' in done.complaints[0]
 
 
 @pytest.mark.parametrize(
