@@ -1,11 +1,12 @@
 """``python -m dgc.parameter_server``: train.py's server by hand, and keys for it.
 
-The one module of this package that knows train.py: it is run from a checkout of the project.
+It starts train.py as a program, so it is run from a checkout of the project.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,11 +48,10 @@ def main(words: Sequence[str]) -> int:
         return complain('--bind HOST:PORT says where to listen, such as 127.0.0.1:5555')
     if importlib.util.find_spec('train') is None:
         return complain('there is no train.py: run this in a checkout of the project')
-    from train import main as train
-    from utils.launch import parse_arguments
-
     named = [f'--configs.server.bind{w[len("--bind") :]}' if is_bind(w) else w for w in words]
-    return train(*parse_arguments(named))
+    sys.argv = ['train.py', *named]
+    runpy.run_module('train', run_name='__main__', alter_sys=True)  # which exits by itself
+    return 0
 
 
 def is_bind(word: str) -> bool:
