@@ -7,8 +7,11 @@ import json
 
 import pytest
 import torch
+from torch.nn import Parameter
 
 from bench.rows import COMPOSITIONS
+from dgc.planner import Plan
+from dgc.planner.saved import PlannedBucket
 from tools.plan import __main__ as command
 from tools.plan import check, report
 from tools.plan.measure import Bench
@@ -95,8 +98,26 @@ class TestTable:
             ]
         )
         assert [each['name'] for each in table.rows] == ['dgc (torch)']
-        assert table.compute == {'100mbit': 10.0} and table.bases == ['dgc']
+        assert table.compute == {'100mbit': 10.0} and list(table.subjects) == ['dgc']
         assert table.others == ['gtopk (torch)', 'dgc (horovod)', 'ddp']
+
+    def test_rows_of_other_buckets_are_other_subjects(self):
+        plans = [
+            Plan([PlannedBucket({'w': numel}, 0.001, 0.001)], {'Merged': seconds}).to_json()
+            for numel, seconds in ((1, 1.0), (1, 2.0), (2, 1.0))
+        ]
+        rows = [{**row('dgc merged', 20.0), 'plan': plan} for plan in plans]
+        table = check.parse([row('compute', 10.0), row('dgc', 20.0), *rows])
+        names = list(map(check.subject, table.rows))
+        assert names[0] == 'dgc' and names[1] == names[2] != names[3]
+        assert list(table.subjects) == [names[0], names[1], names[3]]
+
+    def test_a_row_is_predicted_with_the_buckets_that_it_had(self):
+        plan = Plan([PlannedBucket({'w': 6, 'v': 4}, 0.001, 0.001)])
+        made = check.maker('dgc merged', plan.to_json())()
+        named = [(name, Parameter(torch.zeros(n, 1)), {}) for name, n in (('v', 4), ('w', 6))]
+        (bucket,) = made.planner.plan(named, made.rules, made.schedule, ())
+        assert [member.name for member in bucket.members] == ['w', 'v']
 
     def test_every_composition_of_the_benchmarks_can_be_made(self):
         for base in COMPOSITIONS:
