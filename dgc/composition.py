@@ -111,7 +111,6 @@ def deep_gradient_compression(
     The other parts replace those of the paper one by one. An exchange that selects for itself
     leaves nothing to the compressor, which is then Dense.
     """
-    ratio = 1 / compress_ratio if compress_ratio > 1 else compress_ratio
     exchange = exchange or AllGather()
     if compressor is None and exchange.selects:
         compressor = Dense()
@@ -128,12 +127,19 @@ def deep_gradient_compression(
         ),
         codec=codec or wire_codec(fp16_values, int32_indices, values, indices),
         exchange=exchange,
-        schedule=RatioSchedule(ratio, warmup_epochs, warmup_coeff, warmup_stage_steps),
+        schedule=RatioSchedule(
+            share(compress_ratio), warmup_epochs, warmup_coeff, warmup_stage_steps
+        ),
         rules=rules or LayerRules(),
         planner=planner or BySize(),
         clipping=gradient_clipping,
         nonfinite=nonfinite,
     )
+
+
+def share(ratio: float) -> float:
+    """A ratio, or its inverse where it is above 1."""
+    return 1 / ratio if ratio > 1 else ratio
 
 
 def wire_codec(

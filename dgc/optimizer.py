@@ -18,7 +18,7 @@ from dgc.composition import Composition, deep_gradient_compression
 from dgc.engines import Engine, create
 from dgc.handshake import broadcast_tensors, describe, shake_hands
 from dgc.optim.sgd import DGCSGD
-from dgc.planner import Plan
+from dgc.planner import Named, Plan
 from dgc.profile import Profile
 from dgc.reducer import Progress, Reducer
 
@@ -212,6 +212,12 @@ def groups_of(optimizer: Optimizer) -> dict[Parameter, dict[str, Any]]:
     return {p: group for group in optimizer.param_groups for p in group['params']}
 
 
+def trained(optimizer: Optimizer, named: Iterable[tuple[str, Parameter]]) -> list[Named]:
+    """Those of ``named`` that ``optimizer`` trains, each with its group."""
+    groups = groups_of(optimizer)
+    return [(name, p, groups[p]) for name, p in named if p.requires_grad and p in groups]
+
+
 def check(
     optimizer: Optimizer,
     named: list[tuple[str, Parameter]],
@@ -237,12 +243,11 @@ def divide(
 
     A collective. Raises HandshakeError where the ranks do not divide them alike.
     """
-    groups = groups_of(optimizer)
-    trained = [(name, p, groups[p]) for name, p in named if p.requires_grad and p in groups]
+    parameters = trained(optimizer, named)
     rules, schedule = composition.rules, composition.schedule
-    planner = composition.planner.informed(composition, engine, trained, profile)
-    buckets = planner.plan(trained, rules, schedule, composition.memory.buffers)
-    foreseen = planner.foreseen(trained, rules, schedule)
+    planner = composition.planner.informed(composition, engine, parameters, profile)
+    buckets = planner.plan(parameters, rules, schedule, composition.memory.buffers)
+    foreseen = planner.foreseen(buckets, parameters, rules, schedule)
     plan = Plan.of(buckets, rules, schedule, foreseen, planner.timing)
     shake_hands(engine, {'the division into buckets': repr(plan.buckets)}, named[0][1].device)
     return buckets, plan

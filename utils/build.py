@@ -168,15 +168,18 @@ def build_rate(
 
 def aspects(configs: Config, datasets: dict[str, Dataset]) -> dict[str, str]:
     """What the ranks have to agree on before they build anything, for the handshake."""
-    lengths = {split: len(dataset) for split, dataset in datasets.items()}  # type: ignore[arg-type]
-    return {'the configuration': str(configs), 'the length of the dataset': str(lengths)}
+    return {'the configuration': str(configs), 'the length of the dataset': str(lengths(datasets))}
 
 
 def common(configs: Config, datasets: dict[str, Dataset]) -> str:
     """What a server and its workers must have alike, as text."""
     settings = {name: repr(v) for name, v in configs.flat().items() if not name.startswith(OWN)}
-    lengths = {split: len(dataset) for split, dataset in datasets.items()}  # type: ignore[arg-type]
-    return json.dumps([settings, lengths])
+    return json.dumps([settings, lengths(datasets)])
+
+
+def lengths(datasets: dict[str, Dataset]) -> dict[str, int]:
+    """Samples by split."""
+    return {split: len(dataset) for split, dataset in datasets.items()}  # type: ignore[arg-type]
 
 
 def build_scheduler(

@@ -13,11 +13,11 @@ from torch.optim import Optimizer
 from dgc.buckets import Bucket
 from dgc.clipping import Clipping
 from dgc.codec import Codec
-from dgc.composition import wire_codec
+from dgc.composition import share, wire_codec
 from dgc.compressors import Compressor, Dense, SampledTopK, keep
 from dgc.memory import Memory, SAMomentum
 from dgc.optim import DGCSGD
-from dgc.optimizer import check_names, groups_of
+from dgc.optimizer import check_names, trained
 from dgc.parameter_server.sections import is_cheaper_dense
 from dgc.parameter_server.staleness import Scaling, Unscaled
 from dgc.planner import BySize, Planner
@@ -79,17 +79,16 @@ class Asynchronous:
         """
         check_names(settings, named)
         check_settings(settings, self.memory)
-        groups = groups_of(settings)
-        trained = [(name, p, groups[p]) for name, p in named if p.requires_grad and p in groups]
-        others = [name for name, p, _ in trained if p.dtype != torch.float32]
+        parameters = trained(settings, named)
+        others = [name for name, p, _ in parameters if p.dtype != torch.float32]
         if others:
             raise ValueError(
                 f'{", ".join(others)}: a parameter server keeps float32 parameters; '
                 'train the model in float32'
             )
-        if not trained:
+        if not parameters:
             raise ValueError('no parameter needs a gradient: there is nothing to train')
-        return self.planner.plan(trained, self.rules, self.schedule, buffers)
+        return self.planner.plan(parameters, self.rules, self.schedule, buffers)
 
     def up(self, bucket: Bucket, step: int, steps_per_epoch: int) -> Compressor:
         """What chooses from a worker's update at ``step``; sets the bucket's ratio."""
@@ -155,11 +154,6 @@ def dual_way(
         scaling=scaling or Unscaled(),
         statistics_period=statistics_period,
     )
-
-
-def share(ratio: float) -> float:
-    """A ratio, or its inverse where it is above 1."""
-    return 1 / ratio if ratio > 1 else ratio
 
 
 def check_settings(settings: Optimizer, memory: Memory) -> None:

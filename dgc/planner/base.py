@@ -57,9 +57,16 @@ class Planner(ABC):
         return None
 
     def foreseen(
-        self, parameters: Sequence[Named], rules: LayerRules, schedule: RatioSchedule
+        self,
+        buckets: Sequence[Bucket],
+        parameters: Sequence[Named],
+        rules: LayerRules,
+        schedule: RatioSchedule,
     ) -> dict[str, float]:
-        """Seconds of a step by planner, this one first; without any where nothing is measured."""
+        """Seconds of a step by planner, without any where nothing is measured.
+
+        buckets: what this one made of the rest, which comes first.
+        """
         return {}
 
 

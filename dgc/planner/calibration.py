@@ -21,6 +21,7 @@ from dgc.compressors.base import keep
 from dgc.costmodel import Line
 from dgc.engines.base import Engine
 from dgc.exchanges.base import ring_bytes
+from dgc.planner.base import Named
 from dgc.planner.forecast import Costs, Route
 from dgc.profile import moment
 from dgc.reducer import Reducer
@@ -97,10 +98,8 @@ def point(
 ) -> Point:
     """One size: medians over some steps of all workers together."""
     parameter = Parameter(torch.empty(numel, 1, device=device), requires_grad=False)
-    bucket = Bucket([('calibration', parameter, {})], RatioSchedule(ratio))
-    bucket.buffers = {
-        name: torch.zeros(numel, device=device) for name in composition.memory.buffers
-    }
+    members: list[Named] = [('calibration', parameter, {})]
+    bucket = Bucket(members, RatioSchedule(ratio), composition.memory.buffers)
     bucket.ratio = ratio
     reducer = Reducer([bucket], deepcopy(composition), engine)
     noise = heavy_tailed(numel, engine.rank).to(device)

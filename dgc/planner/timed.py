@@ -106,7 +106,7 @@ class Timed(Planner):
     def _seconds(self, order: Sequence[Lane]) -> float:
         """Of a step with these buckets."""
         assert self.forecast is not None
-        passages = [way(lane, self.forecast) for lane in order]
+        passages = [together(lane, self.forecast)(0, len(lane.members)) for lane in order]
         return end(passages, self.forecast.timing.backward)
 
     @abstractmethod
@@ -120,15 +120,18 @@ class Timed(Planner):
         return None if self.forecast is None else self.forecast.timing
 
     def foreseen(
-        self, parameters: Sequence[Named], rules: LayerRules, schedule: RatioSchedule
+        self,
+        buckets: Sequence[Bucket],
+        parameters: Sequence[Named],
+        rules: LayerRules,
+        schedule: RatioSchedule,
     ) -> dict[str, float]:
         """See :meth:`Planner.foreseen`: of this plan, and of the two extremes."""
         assert self.forecast is not None
-        planners = {type(self).__name__: self, **extremes(parameters, rules, schedule)}
-        return {
-            name: self.forecast.seconds(planner.plan(parameters, rules, schedule, ()))
-            for name, planner in planners.items()
-        }
+        found = {type(self).__name__: self.forecast.seconds(buckets)}
+        for name, planner in extremes(parameters, rules, schedule).items():
+            found[name] = self.forecast.seconds(planner.plan(parameters, rules, schedule, ()))
+        return found
 
 
 @dataclass(frozen=True)
@@ -200,6 +203,7 @@ class Adaptive(Timed):
         numel = parameter.numel()
 
         def hides(k: int) -> bool:
+            """Whether so many elements do."""
             its = forecast.passage([name], numel, k / numel)
             return its.processor + its.network <= gap
 
@@ -266,13 +270,6 @@ def lanes(
     for lane in found.values():
         lane.members.sort(key=lambda named: forecast.ready(named[0]))
     return list(found.values())
-
-
-def way(lane: Lane, forecast: Forecast) -> Passage:
-    """Of a lane that is one bucket."""
-    names = [name for name, *_ in lane.members]
-    numel = sum(parameter.numel() for _, parameter, _ in lane.members)
-    return forecast.passage(names, numel, None if lane.schedule is None else lane.schedule.ratio)
 
 
 def together(lane: Lane, forecast: Forecast) -> Callable[[int, int], Passage]:

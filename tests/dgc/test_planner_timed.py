@@ -82,7 +82,8 @@ class TestMerged:
 
     def test_the_extremes_are_foreseen_beside_it(self):
         known = Merged(forecast(evenly(3), backward=3.0, start=0.1, byte=1e-3))
-        foreseen = known.foreseen(sized(1000, 1000, 1000), LayerRules(), SPARSE)
+        members = sized(1000, 1000, 1000)
+        foreseen = known.foreseen(plan(known, members), members, LayerRules(), SPARSE)
         assert list(foreseen) == ['Merged', 'per tensor', 'whole model']
         assert foreseen['Merged'] == min(foreseen.values()) < max(foreseen.values())
 

@@ -18,7 +18,7 @@ from dgc.timeline import Passage, Span, spans
 from tools.plan.compositions import Make
 from tools.plan.measure import Bench
 from tools.plan.path import Blueprint, dense_line, sparse_line
-from tools.plan.predict import Counts, Setting
+from tools.plan.predict import Setting, exchange_line, of_a_ring
 
 COPIES = 5  # of which the least counts
 
@@ -71,26 +71,21 @@ def divisions(bench: Bench, make: Make, host: Calibration, setting: Setting) -> 
 def costs(bench: Bench, make: Make, numel: int, host: Calibration, setting: Setting) -> Costs:
     """What buckets of any size take in a setting: their processor's part measured here."""
     composition, workers, busy = make(), setting.workers, setting.sharing
-    a_message = busy * host.network.alpha + setting.latency
-    a_byte = max(8 / setting.rate, busy * host.network.beta)
     some = sizes(numel)[::-2][::-1]  # every second one, the largest among them
 
     def compress(lines: Sequence[Line], handled: float) -> Line:
         points = [(n, busy * line.at(handled)) for n, line in zip(some, lines, strict=True)]
         return Line.through(points)[0]
 
-    dense_counts = Counts(2 * (workers - 1), 1.0, 0)
     dense = Route(
         compress([dense_line(make, one(n, composition)) for n in some], 0),
-        Line(a_message * dense_counts.rounds, a_byte),
+        exchange_line(of_a_ring(workers), host, setting),
     )
     sparse = None
     if composition.schedule.ratio < 1:
         counts = bench.growth(make).at(workers)
         lines = [sparse_line(make, one(n, composition)) for n in some]
-        sparse = Route(
-            compress(lines, counts.handled), Line(a_message * counts.rounds, a_byte * counts.share)
-        )
+        sparse = Route(compress(lines, counts.handled), exchange_line(counts, host, setting))
     return Costs(workers, sparse, dense, copying(numel, busy), busy * host.processor)
 
 

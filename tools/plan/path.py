@@ -19,6 +19,7 @@ from dgc.compressors.base import keep
 from dgc.costmodel import Line
 from dgc.engines import SimulatedEngine
 from dgc.planner import Named
+from dgc.planner.calibration import heavy_tailed
 from dgc.reducer import Reducer
 from tools.plan.compositions import Make, UnfitError, sizes
 from tools.plan.meter import Counting, Metered
@@ -114,7 +115,7 @@ def walk(
     codec = Counting(composition.codec)
     bucket = blueprint.bucket(composition, ratio)
     reducer = Reducer([bucket], replace(composition, codec=codec), metered)
-    noise = heavy_tailed(bucket.gradient, engine.rank)
+    noise = heavy_tailed(bucket.numel, engine.rank).to(bucket.gradient.dtype)
     handled, seconds = [], []
     for step in range(WARMUP + STEPS):
         gradient = noise.roll(7919 * step)
@@ -125,12 +126,6 @@ def walk(
         handled.append(codec.handled - before)
         seconds.append(time.thread_time() - metered.processor - start)
     return statistics.median_high(handled[WARMUP:]), statistics.median(seconds[WARMUP:])
-
-
-def heavy_tailed(like: Tensor, seed: int) -> Tensor:
-    """Numbers of which a few are much larger than most, as of gradients: cubes of normal ones."""
-    draw = torch.Generator().manual_seed(seed)
-    return torch.randn(like.shape, generator=draw).pow_(3).mul_(1e-3).to(like.dtype)
 
 
 def hand_over(bucket: Bucket, gradient: Tensor) -> None:

@@ -144,16 +144,26 @@ def cost(
         counts, line = measured.growth.at(workers), part.sparse
         sent = measured.exchange.bytes_sent(part.numel, part.k, measured.codec, workers)
     else:
-        counts, line = Counts(2 * (workers - 1), 1.0, 0), part.dense
+        counts, line = of_a_ring(workers), part.dense
         sent = ring_bytes(part.numel, workers)
     assert line is not None
-    a_message = busy * host.network.alpha + setting.latency
-    a_byte = max(8 / setting.rate, busy * host.network.beta)
     return (
         busy * line.at(counts.handled),
         busy * host.processor * sent,
-        a_message * counts.rounds + a_byte * counts.share * sent,
+        exchange_line(counts, host, setting).at(sent),
     )
+
+
+def of_a_ring(workers: int) -> Counts:
+    """Of a dense all-reduce."""
+    return Counts(2 * (workers - 1), 1.0, 0)
+
+
+def exchange_line(counts: Counts, host: Calibration, setting: Setting) -> Line:
+    """Seconds of an exchange by the bytes that a worker sends."""
+    a_message = setting.sharing * host.network.alpha + setting.latency
+    a_byte = max(8 / setting.rate, setting.sharing * host.network.beta)
+    return Line(a_message * counts.rounds, a_byte * counts.share)
 
 
 def is_sparse(numel: int, k: int, exchange: Exchange, codec: Codec, workers: int) -> bool:

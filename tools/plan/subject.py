@@ -13,7 +13,7 @@ from torch.optim import SGD, Optimizer
 from bench.rows import SETTINGS
 from bench.workloads import WORKLOADS, loss, make_batches, make_model
 from dgc import DGCSGD, Composition
-from dgc.optimizer import groups_of
+from dgc.optimizer import trained
 from dgc.planner import Named
 from utils.build import build_train_loader, parameter_groups, seed_everything, threads
 from utils.config import Config
@@ -36,9 +36,7 @@ class Subject(NamedTuple):
 
     def trained(self, composition: Composition) -> list[Named]:
         """The parameters that the optimizer updates, for a planner."""
-        groups = groups_of(self.optimizer(composition))
-        named = self.model.named_parameters()
-        return [(name, p, groups[p]) for name, p in named if p.requires_grad and p in groups]
+        return trained(self.optimizer(composition), self.model.named_parameters())
 
 
 def of_stack(configs: Config) -> Subject:
