@@ -23,6 +23,7 @@ import torch
 
 from dgc import EngineError, NonFiniteGradientError, average_tensors, engines
 from dgc.handshake import AgreementError
+from utils.allocator import keep_freed_memory
 from utils.build import Evaluated, Parts, choose_device, seed_everything
 from utils.config import Config, ConfigError, load
 from utils.experiment import Experiment
@@ -34,6 +35,7 @@ def main(arguments: Namespace, overrides: list[str]) -> int:
     """This process's part of the experiment; returns its exit code."""
     launcher = engines.detect()
     quiet_others(launcher.rank)
+    keep_freed_memory()
     try:
         configs = load(arguments.configs, overrides, OPTIONS)
         configs.check()

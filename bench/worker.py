@@ -17,6 +17,7 @@ from bench.measure import Contender, Track, plan
 from bench.rows import by_name
 from bench.spec import Spec, write_json
 from bench.workloads import WORKLOADS, make_batches, make_model
+from utils.allocator import keep_freed_memory
 
 COPIES = 5  # of a network's parameters that a row holds: weights, gradients, and up to three more
 LONG = 8  # steps that fill a row's time: longer ones are not probed twice
@@ -147,6 +148,7 @@ def free_memory() -> float:
 
 def main(path: str) -> None:
     """Measure what the spec at ``path`` asks for."""
+    keep_freed_memory()
     engine = dgc.create()
     Benchmark(Spec.read(Path(path)), engine).run()
     engine.barrier()

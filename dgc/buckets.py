@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from dgc import ops
 from dgc.schedule import RatioSchedule
 from dgc.sparse import Sparse
 
@@ -27,15 +28,16 @@ class Member(NamedTuple):
 
 
 class Bucket:
-    """Parameters that travel together: one flat gradient, and the memory's flat buffers.
+    """Parameters that travel together: their gradients, and the memory's flat buffers.
 
-    A parameter that is alone lends its ``.grad``, which becomes ``gradient`` without a copy; those
-    that share a bucket have theirs copied into it, and get views of it. Either way the order is the
-    parameter's logical one, whatever its memory format. State is saved and restored by parameter
-    name, so a later run may group the parameters differently.
+    What autograd computed is lent, and the mean is written there: a gradient in ``pieces``. Whoever
+    wants one flat ``gradient`` has it brought together: copied, once a step, into storage of the
+    bucket's own, of which each ``.grad`` is then a view. A bucket that is always dense, whose sum
+    wants that, copies each gradient as it comes. The order is the parameter's logical one, whatever
+    its memory format. State is saved and restored by parameter name, so a later run may group the
+    parameters differently.
 
-    gradient: ``[n]``, of the parameters' type and device.
-    total: float32 ``[n]``, where the sum comes; ``gradient`` itself where that is float32.
+    dtype, device: of the parameters, and so of their gradients.
     buffers: float32 ``[n]`` each, what the memory keeps.
     schedule: the ratio over time; ``None`` when the bucket is always dense.
     ratio: share of elements to keep at this step.
@@ -51,7 +53,9 @@ class Bucket:
         self.numel = numel = sum(parameter.numel() for _, parameter, _ in parameters)
         self.schedule = schedule
         self.ratio = 1.0
-        self.gradient = torch.zeros(numel, dtype=first.dtype, device=first.device)
+        self.dtype, self.device = first.dtype, first.device
+        self._lent: dict[int, Tensor] = {}  # offset → what autograd stored, flat
+        self._own: Tensor | None = None
         self.buffers = {name: torch.zeros(numel, device=first.device) for name in buffers}
         self._wide = None
         if first.dtype != torch.float32:
@@ -69,8 +73,40 @@ class Bucket:
         return self.members[0].name + (f' and {more} more' if more else '')
 
     @property
+    def gradient(self) -> Tensor:
+        """``[n]``, of the parameters' type: the pieces, which are this one from then on."""
+        if len(self._lent) == len(self.members) == 1:
+            return self._lent[0]
+        own = self._storage()
+        for member in self.members:
+            lent = self._lent.pop(member.offset, None)
+            if lent is not None:
+                self._bring(member, lent.view(member.parameter.shape))
+        return own
+
+    @gradient.setter
+    def gradient(self, flat: Tensor) -> None:
+        self._lent, self._own = {}, flat
+
+    @property
+    def pieces(self) -> list[Tensor]:
+        """Flat tensors that one after another are the gradient; written to, they change it."""
+        if not self._lent:
+            return [self._storage()]
+        return [gradient.view(-1) for _, gradient in self.gradients()]
+
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """Each parameter's name and gradient, in its shape, wherever it lies."""
+        for member in self.members:
+            lent = self._lent.get(member.offset)
+            if lent is None:
+                yield member.name, part_of(self._storage(), member.offset, member.parameter)
+            else:
+                yield member.name, lent.view(member.parameter.shape)
+
+    @property
     def total(self) -> Tensor:
-        """See the class."""
+        """Float32 ``[n]``, where a dense sum comes; ``gradient`` itself where that is float32."""
         return self.gradient if self._wide is None else self._wide
 
     @property
@@ -95,12 +131,29 @@ class Bucket:
             yield member.name, part_of(flat, member.offset, member.parameter)
 
     def collect(self, member: Member) -> None:
-        """Bring what autograd, or the user, stored in ``.grad`` into ``gradient``: nothing is 0."""
+        """Take what autograd, or the user, stored in ``.grad``; nothing is 0."""
         grad = member.parameter.grad
-        if grad is not None and self._can_be(grad):
-            self.gradient = grad.detach().view(-1)
-            return
-        view = part_of(self.gradient, member.offset, member.parameter)
+        if grad is not None and self._borrows(grad):
+            self._lent[member.offset] = grad.detach().view(-1)
+        else:
+            self._lent.pop(member.offset, None)
+            self._bring(member, grad)
+
+    def _borrows(self, grad: Tensor) -> bool:
+        """Whether a gradient can stay where it is."""
+        wanted = self.schedule is not None or len(self.members) == 1
+        fits = grad.dtype == self.dtype and not grad.is_sparse and grad.is_contiguous()
+        return wanted and fits and not self._holds(grad)
+
+    def _holds(self, grad: Tensor) -> bool:
+        """Whether it lies in this bucket's own storage."""
+        if self._own is None:
+            return False
+        return grad.untyped_storage().data_ptr() == self._own.untyped_storage().data_ptr()
+
+    def _bring(self, member: Member, grad: Tensor | None) -> None:
+        """Into this bucket's own storage, of which ``.grad`` becomes a view."""
+        view = part_of(self._storage(), member.offset, member.parameter)
         if grad is None:
             view.zero_()
         elif grad.is_sparse:
@@ -109,13 +162,16 @@ class Bucket:
             view.copy_(grad)
         member.parameter.grad = view
 
-    def _can_be(self, grad: Tensor) -> bool:
-        """Whether the gradient of a parameter can be the bucket's."""
-        alone = len(self.members) == 1 and grad.dtype == self.gradient.dtype
-        return alone and not grad.is_sparse and grad.is_contiguous()
+    def _storage(self) -> Tensor:
+        """``[n]`` of this bucket's own, made when it is first wanted."""
+        if self._own is None:
+            self._own = torch.zeros(self.numel, dtype=self.dtype, device=self.device)
+        return self._own
 
     def zero(self, set_to_none: bool = True) -> None:
         """Forget the gradients, or zero them where they are."""
+        if set_to_none:
+            self._lent.clear()
         for member in self.members:
             if set_to_none:
                 member.parameter.grad = None
@@ -127,18 +183,18 @@ class Bucket:
         return self.total if values is self.total else self.total.copy_(values)
 
     def assign_mean(self, parts: Sequence[Sparse], workers: int) -> None:
-        """``gradient ← sum of parts / workers``, added in their order.
+        """Every gradient becomes its part of the sum of ``parts``, divided by ``workers``.
 
         A sparse part is divided as it is added, so that most elements are written just once.
         """
-        if parts[0].is_dense:  # in total already
-            self.total.div_(workers)
-        else:
-            self.total.zero_()
-            for part in parts:
-                part.add_to(self.total, alpha=1 / workers)
-        if self.total is not self.gradient:
-            self.gradient.copy_(self.total)
+        if not parts[0].is_dense:
+            ops.kernels(self.device).spread(self.pieces, parts, 1 / workers)
+            if len(self._lent) == len(self.members):
+                self._own = None  # from dense steps before this one
+            return
+        self.total.div_(workers)  # where the sum is already
+        if self._wide is not None:
+            self.gradient.copy_(self._wide)
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Copies of what is kept back: parameter name to buffer name to tensor."""

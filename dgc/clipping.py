@@ -44,7 +44,8 @@ class ClipByValue(Clipping):
     def clip(self, buckets: Sequence[Bucket], engine: Engine) -> None:
         """No communication."""
         for bucket in buckets:
-            bucket.gradient.clamp_(-self.limit, self.limit)
+            for piece in bucket.pieces:
+                piece.clamp_(-self.limit, self.limit)
 
 
 class ClipByNorm(Clipping):
@@ -53,7 +54,7 @@ class ClipByNorm(Clipping):
     def clip(self, buckets: Sequence[Bucket], engine: Engine) -> None:
         """No communication."""
         for bucket in buckets:
-            for _, gradient in bucket.views(bucket.gradient):
+            for _, gradient in bucket.gradients():
                 scale([gradient], self.limit * math.sqrt(engine.size), norm([gradient]))
 
 
@@ -64,7 +65,7 @@ class ClipByModelNorm(Clipping):
 
     def clip(self, buckets: Sequence[Bucket], engine: Engine) -> None:
         """No communication."""
-        gradients = [bucket.gradient for bucket in buckets]
+        gradients = [piece for bucket in buckets for piece in bucket.pieces]
         scale(gradients, self.limit * math.sqrt(engine.size), norm(gradients))
 
 
@@ -76,7 +77,7 @@ class ClipByGlobalNorm(Clipping):
     def clip(self, buckets: Sequence[Bucket], engine: Engine) -> None:
         """One all-reduce of one number: the squared norm. √(Σ‖g‖²) / P is the mean's norm where
         the workers' gradients are independent."""
-        gradients = [bucket.gradient for bucket in buckets]
+        gradients = [piece for bucket in buckets for piece in bucket.pieces]
         squared = engine.all_reduce(norm(gradients).square().reshape(1))
         scale(gradients, self.limit, squared[0].sqrt() / engine.size)
 

@@ -93,9 +93,9 @@ class Residual(Memory):
 
     def correct(self, bucket: Bucket) -> Corrected:
         """``compensate``, fused with the search for what is worth sending."""
-        if not is_fused(bucket.gradient):
+        if not is_fused(bucket.dtype, bucket.device):
             return super().correct(bucket)
-        return Corrected(bucket.buffers['residual'], Update(bucket.gradient), bucket.name)
+        return Corrected(bucket.buffers['residual'], Update(bucket.pieces), bucket.name)
 
     def forget(self, bucket: Bucket, sent: Sparse) -> None:
         """Zero at the positions that were sent."""
@@ -139,10 +139,10 @@ class MomentumCorrection(Memory):
 
     def correct(self, bucket: Bucket) -> Corrected:
         """``compensate``, fused with the search for what is worth sending."""
-        if not is_fused(bucket.gradient):
+        if not is_fused(bucket.dtype, bucket.device):
             return super().correct(bucket)
         u, v = bucket.buffers['momentum'], bucket.buffers['velocity']
-        update = Update(bucket.gradient, u, bucket.momentum, bucket.nesterov)
+        update = Update(bucket.pieces, u, bucket.momentum, bucket.nesterov)
         return Corrected(v, update, bucket.name)
 
     def forget(self, bucket: Bucket, sent: Sparse) -> None:

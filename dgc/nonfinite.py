@@ -27,14 +27,17 @@ class NonFiniteGradientError(ArithmeticError):
         self.rank = rank
 
 
-def finite(tensor: Tensor) -> bool:
+def finite(*tensors: Tensor) -> bool:
     """Whether no element is infinite or NaN: one reading pass in the usual case."""
-    return bool(tensor.sum(dtype=torch.float32).isfinite()) or bool(tensor.isfinite().all())
+    return all(
+        bool(tensor.sum(dtype=torch.float32).isfinite()) or bool(tensor.isfinite().all())
+        for tensor in tensors
+    )
 
 
 def not_finite(bucket: Bucket) -> Iterator[str]:
     """Names of the parameters whose gradients hold an infinity or a NaN."""
-    for name, gradient in bucket.views(bucket.gradient):
+    for name, gradient in bucket.gradients():
         if not finite(gradient):
             yield name
 
@@ -45,6 +48,6 @@ def poison(bucket: Bucket, dense: bool) -> Sparse:
         values = bucket.total.zero_()
         values[0] = torch.nan
         return Sparse(values, None, bucket.numel)
-    device = bucket.gradient.device
+    device = bucket.device
     first = torch.zeros(1, dtype=torch.int64, device=device)
     return Sparse(torch.full((1,), torch.nan, device=device), first, bucket.numel)

@@ -80,7 +80,7 @@ class Reducer:
         self.engine = engine
         self.progress = Progress()
         self._dense = (Dense(), AllReduce())
-        composition.exchange.check(engine, buckets[0].gradient.device if buckets else 'cpu')
+        composition.exchange.check(engine, buckets[0].device if buckets else 'cpu')
         self._ready = [False] * len(buckets)
         self._pending: list[Future[Outcome]] = []
         self._failures: list[str] = []
@@ -97,7 +97,7 @@ class Reducer:
         self._ready[index] = True
         # An engine without a thread blocks the one that calls: on a GPU that is autograd's, which
         # all simulated workers share, so nothing would ever come of it.
-        blocks = self.buckets[index].gradient.is_cuda and not self.engine.has_thread
+        blocks = self.buckets[index].device.type == 'cuda' and not self.engine.has_thread
         if self.composition.overlaps and not blocks:
             self._start_in_order()
 
@@ -154,14 +154,14 @@ class Reducer:
     def _start_in_order(self) -> None:
         while len(self._pending) < len(self.buckets) and self._ready[len(self._pending)]:
             bucket = self.buckets[len(self._pending)]
-            job = partial(self._reduce, bucket, Fence(bucket.gradient.device))
+            job = partial(self._reduce, bucket, Fence(bucket.device))
             self._pending.append(self.engine.submit(job))
 
     def _prepare_all(self) -> bool:
         """What must see every gradient of the step; returns False to leave the step out."""
         if self.composition.nonfinite == 'skip':
-            bad = sum(not finite(bucket.gradient) for bucket in self.buckets)
-            flag = torch.tensor([float(bad)], device=self.buckets[0].gradient.device)
+            bad = sum(not finite(*bucket.pieces) for bucket in self.buckets)
+            flag = torch.tensor([float(bad)], device=self.buckets[0].device)
             if self.engine.all_reduce(flag).item():
                 return False
         if self.composition.clipping is not None:
@@ -170,7 +170,7 @@ class Reducer:
 
     def _reduce(self, bucket: Bucket, gradients_complete: Fence) -> Outcome:
         """One bucket's way down the path and back, on the engine's thread."""
-        with torch.cuda.stream(self._stream(bucket.gradient.device)):
+        with torch.cuda.stream(self._stream(bucket.device)):
             gradients_complete.wait()
             return self._take_down_the_path(bucket)
 
@@ -184,7 +184,7 @@ class Reducer:
         start, before = time.perf_counter(), replace(self.engine.traffic)
         composition, memory = self.composition, self.composition.memory
         compressor, exchange = self._route(bucket)
-        healthy = finite(bucket.gradient)
+        healthy = finite(*bucket.pieces)
         if not healthy:
             self._failures.extend(not_finite(bucket))
         elif composition.clipping is not None and composition.overlaps:
@@ -202,12 +202,12 @@ class Reducer:
             selected = poison(bucket, dense=isinstance(compressor, Dense))
         exchanged = exchange.sum(bucket, selected, composition.codec, self.engine)
         bucket.assign_mean(exchanged.parts, self.engine.size)
-        poisoned = bool(bucket.gradient[0].isnan())
+        poisoned = bool(bucket.pieces[0][0].isnan())
         if not poisoned:  # else what others have sent, and we have cut, may hold a NaN
             memory.settle(bucket, selected, exchanged)
         kept = (exchanged.sent or selected).values.numel()
         self._account(bucket, kept, time.perf_counter() - start, before)
-        return Outcome(poisoned, Fence(bucket.gradient.device))
+        return Outcome(poisoned, Fence(bucket.device))
 
     def _route(self, bucket: Bucket) -> tuple[Compressor, Exchange]:
         """The composition's compressor and exchange, or dense where that sends no more bytes."""

@@ -39,7 +39,7 @@ class Wire:
     @cached_property
     def _nothing(self) -> Tensor:
         """The message without an element."""
-        return self.encode(nothing(self._bucket.numel, self._bucket.gradient.device))
+        return self.encode(nothing(self._bucket.numel, self._bucket.device))
 
     def read(self, message: Tensor | None, rank: int) -> Sparse:
         """The message that came from worker ``rank``.
@@ -57,4 +57,4 @@ class Wire:
 
     def blank(self) -> Tensor:
         """uint8 ``[capacity]``: the length of what is to come."""
-        return torch.zeros(self.capacity, dtype=torch.uint8, device=self._bucket.gradient.device)
+        return torch.zeros(self.capacity, dtype=torch.uint8, device=self._bucket.device)

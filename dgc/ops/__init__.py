@@ -15,7 +15,6 @@ from contextvars import ContextVar
 from functools import cache
 
 import torch
-from torch import Tensor
 
 from dgc.ops import reference
 from dgc.ops.contract import Found, Kernels, Update
@@ -43,9 +42,9 @@ def unfused() -> Iterator[None]:
         _unfused.reset(token)
 
 
-def is_fused(gradient: Tensor) -> bool:
-    """Whether there is more than the reference for a gradient of this type, on this device."""
-    return gradient.dtype in FUSED_TYPES and kernels(gradient.device) is not reference
+def is_fused(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether there is more than the reference for gradients of this type, on this device."""
+    return dtype in FUSED_TYPES and kernels(device) is not reference
 
 
 def is_native(device: torch.device) -> bool:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
+
+from dgc.sparse import Sparse
 
 
 class Update(NamedTuple):
@@ -14,15 +18,21 @@ class Update(NamedTuple):
         with one, u                  u ← m·u + g,    v ← v + u
         with Nesterov's momentum     u ← m·(u + g),  v ← v + u + g
 
-    gradient: ``[n]``, contiguous; float32, bfloat16 or float16.
+    gradients: ``g`` in pieces, flat tensors that make ``[n]`` one after another; all of them
+        float32, bfloat16 or float16.
     momentum_buffer: ``u``, float32 ``[n]``, updated in place; or ``None``.
     momentum: ``m``.
     """
 
-    gradient: Tensor
+    gradients: Sequence[Tensor]
     momentum_buffer: Tensor | None = None
     momentum: float = 0.0
     nesterov: bool = False
+
+    @property
+    def gradient(self) -> Tensor:
+        """``g[n]``: a copy, unless it is in one piece."""
+        return self.gradients[0] if len(self.gradients) == 1 else torch.cat([*self.gradients])
 
 
 class Found(NamedTuple):
@@ -51,3 +61,6 @@ class Kernels(Protocol):
 
     def sample(self, kept: Tensor, update: Update, positions: Tensor) -> Tensor:
         """Magnitudes as they will be once the gradient is taken in, changing nothing."""
+
+    def spread(self, pieces: Sequence[Tensor], parts: Sequence[Sparse], scale: float) -> None:
+        """``pieces ← scale · Σ parts``, in the order of the parts."""

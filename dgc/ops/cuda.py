@@ -20,6 +20,9 @@ import triton.language as tl
 from torch import Tensor
 
 from dgc.ops.contract import Found, Update
+from dgc.ops.reference import spread
+
+__all__ = ['accumulate', 'collect', 'sample', 'spread']
 
 BLOCK = 1024  # elements of a program
 # Without fusion a product and a sum are two instructions, not one that rounds once.

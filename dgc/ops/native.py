@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dgc.ops import reference
 from dgc.ops.contract import Found, Update
+from dgc.sparse import Sparse, indices_of
 
 log = logging.getLogger('dgc')
 
@@ -47,6 +50,15 @@ def sample(kept: Tensor, update: Update, positions: Tensor) -> Tensor:
     return torch.ops.dgc.sample(kept, *_arguments(update), positions)
 
 
+def spread(pieces: Sequence[Tensor], parts: Sequence[Sparse], scale: float) -> None:
+    """One writing pass, where the pieces are float32."""
+    if any(piece.dtype != torch.float32 for piece in pieces):
+        reference.spread(pieces, parts, scale)
+        return
+    indices, values = [indices_of(part) for part in parts], [part.values for part in parts]
+    torch.ops.dgc.spread(pieces, indices, values, scale)
+
+
 def step(parameter: Tensor, gradient: Tensor, buffer: Tensor, group: dict[str, Any]) -> None:
     """``dgc.optim.sgd.step_plainly`` in one pass, for contiguous float32 tensors."""
     torch.ops.dgc.step(
@@ -70,8 +82,9 @@ def elias_fano_decode(section: Tensor, numel: int, count: int, low: int) -> tupl
     return torch.ops.dgc.elias_fano_decode(section.contiguous(), numel, count, low)
 
 
-def _arguments(update: Update) -> tuple[Tensor, Tensor | None, int, float]:
+def _arguments(update: Update) -> tuple[list[Tensor], Tensor | None, int, float]:
     rule = PLAIN
     if update.momentum_buffer is not None:
         rule = NESTEROV if update.nesterov else MOMENTUM
-    return update.gradient.contiguous(), update.momentum_buffer, rule, update.momentum
+    gradients = [gradient.contiguous() for gradient in update.gradients]
+    return gradients, update.momentum_buffer, rule, update.momentum

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 from dgc.ops.contract import Found, Update
+from dgc.sparse import Sparse
 
 SMALLEST = 2.0**-149  # of the positive float32 numbers
 
@@ -41,3 +45,15 @@ def sample(kept: Tensor, update: Update, positions: Tensor) -> Tensor:
     if update.nesterov:
         return v.add_(u.add_(gradient).mul_(update.momentum)).add_(gradient).abs_()
     return v.add_(u.mul_(update.momentum).add_(gradient)).abs_()
+
+
+def spread(pieces: Sequence[Tensor], parts: Sequence[Sparse], scale: float) -> None:
+    """``pieces ← scale · Σ parts``, added in their order, in float32. The pieces are flat tensors
+    that make ``[n]`` one after another."""
+    alone = len(pieces) == 1 and pieces[0].dtype == torch.float32
+    total = pieces[0].zero_() if alone else torch.zeros(parts[0].numel, device=pieces[0].device)
+    for part in parts:
+        part.add_to(total, alpha=scale)
+    if not alone:
+        for piece, its in zip(pieces, total.split([len(p) for p in pieces]), strict=True):
+            piece.copy_(its)

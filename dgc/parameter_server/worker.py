@@ -151,7 +151,7 @@ class WorkerOptimizer(Optimizer):
         for bucket in self.buckets:
             for member in bucket.members:
                 bucket.collect(member)
-        bad = [name for b in self.buckets if not finite(b.gradient) for name in not_finite(b)]
+        bad = [name for b in self.buckets if not finite(*b.pieces) for name in not_finite(b)]
         if bad:
             raise NonFiniteGradientError(
                 f'worker {self.place}: not finite: gradient of {", ".join(bad)}'
@@ -159,8 +159,7 @@ class WorkerOptimizer(Optimizer):
         if self.composition.clipping is not None:
             self.composition.clipping.clip(self.buckets, self._alone)
         for bucket in self.buckets:
-            views = bucket.views(bucket.gradient)
-            for member, (_, gradient) in zip(bucket.members, views, strict=True):
+            for member, (_, gradient) in zip(bucket.members, bucket.gradients(), strict=True):
                 decay = member.group.get('weight_decay', 0.0)
                 gradient.add_(member.parameter, alpha=decay).mul_(member.group['lr'])
 

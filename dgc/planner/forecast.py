@@ -33,7 +33,7 @@ class Costs:
     """Of a composition among some workers.
 
     sparse: None where its messages were never shorter than dense ones.
-    copy: seconds by elements, of parameters that share a bucket.
+    copy: seconds by elements, of parameters that share a dense bucket.
     moving: the processor's seconds in moving a byte, beside the exchange.
     """
 
@@ -92,16 +92,17 @@ class Forecast:
 
     def passage(self, names: Sequence[str], numel: int, ratio: float | None) -> Passage:
         """A bucket's way. ratio: after the warm-up; None or from 1 on where it is dense."""
-        costs, shared = self.timing.costs, len(names) > 1
+        costs = self.timing.costs
         its, sent = costs.dense, ring_bytes(numel, costs.workers)
         if ratio is not None and ratio < 1 and costs.sparse is not None:
             k = keep(numel, ratio)
             if self.exchange.pays(numel, k, self.codec, max(costs.workers, 2)):
                 its = costs.sparse
                 sent = self.exchange.bytes_sent(numel, k, self.codec, costs.workers)
+        copied = its is costs.dense and len(names) > 1
         return Passage(
             max(map(self.ready, names)),
-            its.compress.at(numel) + shared * costs.copy.at(numel),
+            its.compress.at(numel) + copied * costs.copy.at(numel),
             costs.moving * sent,
             its.exchange.at(sent),
         )

@@ -30,12 +30,12 @@ FREE = Line(0.0, 0.0)  # of what costs nothing
 
 # What is kept, and an update that does not fit it or that no kernel is for.
 MISFITS = [
-    (torch.zeros(3), Update(torch.zeros(4))),
-    (torch.zeros(3), Update(torch.zeros(3), torch.zeros(2), 0.9)),
-    (torch.zeros(3).double(), Update(torch.zeros(3))),
-    (torch.zeros(3, 1), Update(torch.zeros(3))),
-    (torch.zeros(6)[::2], Update(torch.zeros(3))),
-    (torch.zeros(3), Update(torch.zeros(3, dtype=torch.float64))),
+    (torch.zeros(3), Update([torch.zeros(4)])),
+    (torch.zeros(3), Update([torch.zeros(3)], torch.zeros(2), 0.9)),
+    (torch.zeros(3).double(), Update([torch.zeros(3)])),
+    (torch.zeros(3, 1), Update([torch.zeros(3)])),
+    (torch.zeros(6)[::2], Update([torch.zeros(3)])),
+    (torch.zeros(3), Update([torch.zeros(3, dtype=torch.float64)])),
 ]
 
 Named = list[tuple[str, Parameter]]
@@ -172,7 +172,7 @@ def watch(composition: dgc.Composition) -> dict[str, list[Selection]]:
     select, forget = memory.select, memory.forget
 
     def watched_select(bucket, compressor):
-        gradient = bucket.gradient.float().clone()
+        gradient = torch.cat(bucket.pieces).float()
         corrected = memory.compensate(twin(bucket)).float().clone()
         selected = select(bucket, compressor)
         before[bucket.name] = gradient, corrected, selected.to_dense()
@@ -194,7 +194,7 @@ def watch(composition: dgc.Composition) -> dict[str, list[Selection]]:
 def twin(bucket: Bucket) -> Bucket:
     """A bucket with the same contents and storage of its own."""
     other = copy.copy(bucket)
-    other.gradient = bucket.gradient.clone()
+    other.gradient = torch.cat(bucket.pieces)
     other.buffers = {name: flat.clone() for name, flat in bucket.buffers.items()}
     return other
 

@@ -1,3 +1,5 @@
+import weakref
+
 import pytest
 import torch
 from dgc_helpers import parameters
@@ -120,6 +122,99 @@ class TestStorage:
     def test_a_bucket_is_named_by_its_first_parameter(self):
         assert two().name == 'w and 1 more'
         assert Bucket(in_one_group([('w', Parameter(torch.zeros(1)))])).name == 'w'
+
+
+def lending(dtype=torch.float32) -> Bucket:
+    """The same two parameters where a step may be sparse, with gradients that autograd made."""
+    named = [('w', Parameter(torch.zeros(2, 3, dtype=dtype))),
+             ('b', Parameter(torch.zeros(4, dtype=dtype)))]  # fmt: skip
+    bucket = Bucket(in_one_group(named), SPARSE)
+    (2 * named[0][1].sum() + 3 * named[1][1].sum()).backward()
+    return bucket
+
+
+def addresses(bucket):
+    return [member.parameter.grad.data_ptr() for member in bucket.members]
+
+
+class TestLending:
+    """Gradients that share a bucket which may be sparse."""
+
+    def test_they_stay_where_they_are(self):
+        bucket = lending()
+        before = addresses(bucket)
+        collect_all(bucket)
+        assert [piece.data_ptr() for piece in bucket.pieces] == addresses(bucket) == before
+        assert torch.cat(bucket.pieces).tolist() == [2.0] * 6 + [3.0] * 4
+        assert {name: g.shape for name, g in bucket.gradients()} == {'w': (2, 3), 'b': (4,)}
+
+    @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16, torch.float16])
+    def test_the_mean_of_sparse_messages_is_written_there(self, dtype):
+        bucket = lending(dtype)
+        before = addresses(bucket)
+        collect_all(bucket)
+        parts = [Sparse(torch.tensor([v, v]), torch.tensor([5, 6]), 10) for v in (4.0, 2.0)]
+        bucket.assign_mean(parts, workers=2)
+        weight, bias = (member.parameter.grad for member in bucket.members)
+        assert weight.tolist() == [[0, 0, 0], [0, 0, 3]]
+        assert bias.tolist() == [3, 0, 0, 0]
+        assert addresses(bucket) == before
+
+    @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16, torch.float16])
+    def test_a_dense_sum_has_them_brought_together(self, dtype):
+        bucket = lending(dtype)
+        collect_all(bucket)
+        assert bucket.gradient.tolist() == [2.0] * 6 + [3.0] * 4
+        size = bucket.gradient.element_size()
+        assert addresses(bucket) == [bucket.gradient.data_ptr() + at * size for at in (0, 6)]
+        assert [piece.data_ptr() for piece in bucket.pieces] == [bucket.gradient.data_ptr()]
+        bucket.assign_mean([Sparse(bucket.hold(torch.arange(10.0)), None, 10)], workers=2)
+        assert bucket.members[1].parameter.grad.tolist() == [3, 3.5, 4, 4.5]
+
+    def test_where_they_were_brought_together_is_given_up_when_all_lend_again(self):
+        bucket = lending()
+        collect_all(bucket)
+        own = weakref.ref(bucket.gradient)
+        parts = [Sparse(torch.ones(1), torch.tensor([1]), 10)]
+        bucket.assign_mean(parts, workers=1)
+        bucket.zero()
+        assert own() is bucket.gradient
+        (bucket.members[0].parameter.sum() + bucket.members[1].parameter.sum()).backward()
+        collect_all(bucket)
+        bucket.assign_mean(parts, workers=1)
+        assert own() is None
+        assert [m.parameter.grad.sum() for m in bucket.members] == [1, 0]
+
+    @pytest.mark.parametrize('other', [None, torch.ones(3, 2).t(), torch.eye(2, 3).to_sparse()])
+    def test_beside_one_that_cannot_be_lent(self, other):
+        bucket = lending()
+        first, second = bucket.members
+        first.parameter.grad = other
+        lent = second.parameter.grad.data_ptr()
+        collect_all(bucket)
+        expected = torch.zeros(2, 3) if other is None else other.to_dense()
+        assert torch.cat(bucket.pieces).tolist() == [*expected.flatten().tolist(), 3, 3, 3, 3]
+        assert bucket.pieces[1].data_ptr() == lent
+        bucket.assign_mean([Sparse(torch.ones(2), torch.tensor([2, 9]), 10)], workers=1)
+        assert first.parameter.grad.tolist() == [[0, 0, 1], [0, 0, 0]]
+        assert second.parameter.grad.tolist() == [0, 0, 0, 1]
+
+    @pytest.mark.parametrize('in_place', [True, False])
+    def test_several_backward_passes_add_up(self, in_place):
+        bucket = lending()
+        collect_all(bucket)
+        bucket.zero(set_to_none=not in_place)
+        for _ in range(2):
+            sum(member.parameter.sum() for member in bucket.members).backward()
+            collect_all(bucket)
+        assert torch.cat(bucket.pieces).tolist() == [2.0] * 10
+
+    def test_nothing_is_held_once_they_are_forgotten(self):
+        bucket = lending()
+        held = [weakref.ref(member.parameter.grad) for member in bucket.members]
+        collect_all(bucket)
+        bucket.zero()
+        assert [reference() for reference in held] == [None, None]
 
 
 class TestHyperparameters:

@@ -15,15 +15,16 @@ from dgc.compressors import SampledTopK, TopK
 from dgc.corrected import Corrected
 from dgc.memory import MomentumCorrection, Residual
 from dgc.ops import Update, native, reference
+from dgc.sparse import Sparse
 
 CPU = torch.device('cpu')
 native_only = pytest.mark.skipif(
     not ops.is_native(CPU), reason='the kernels are not compiled (python -m dgc.ops.build)'
 )
 RULES = {
-    'plain': lambda gradient: Update(gradient),
-    'momentum': lambda gradient: Update(gradient, momentum(gradient), 0.9),
-    'nesterov': lambda gradient: Update(gradient, momentum(gradient), 0.9, nesterov=True),
+    'plain': lambda gradient: Update([gradient]),
+    'momentum': lambda gradient: Update([gradient], momentum(gradient), 0.9),
+    'nesterov': lambda gradient: Update([gradient], momentum(gradient), 0.9, nesterov=True),
 }
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SIZES = (0, 1, 15, 511, 512, 513, 5000, 100_003)  # blocks of 512, and ranges for two threads
@@ -106,8 +107,8 @@ class TestAccumulate:
     def test_a_gradient_need_not_be_contiguous(self, dtype):
         gradient = random(2000, 2).to(dtype)[::2]
         plain, fast = random(1000, 1), random(1000, 1)
-        expected = reference.accumulate(plain, Update(gradient), 0.5, 1000)
-        assert_same(native.accumulate(fast, Update(gradient), 0.5, 1000), expected)
+        expected = reference.accumulate(plain, Update([gradient]), 0.5, 1000)
+        assert_same(native.accumulate(fast, Update([gradient]), 0.5, 1000), expected)
         assert_same(native.collect(gradient.float()[::2], 0.5, 9),
                     reference.collect(gradient.float()[::2], 0.5, 9))  # fmt: skip
 
@@ -116,17 +117,31 @@ class TestAccumulate:
         gradient = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
         gradient = gradient[gradient.isfinite()]
         kept = torch.zeros(len(gradient))
-        native.accumulate(kept, Update(gradient), torch.inf, 0)
+        native.accumulate(kept, Update([gradient]), torch.inf, 0)
         assert torch.equal(kept, gradient.float())
 
     def test_infinities_are_found_and_nans_are_not_lost(self):
         kept, gradient = torch.zeros(1000), torch.zeros(1000)
         gradient[17], gradient[900] = torch.inf, torch.nan
-        assert reference.accumulate(kept.clone(), Update(gradient), 1.0, 10).total == 2
-        found = native.accumulate(kept, Update(gradient), 1.0, 10)
+        assert reference.accumulate(kept.clone(), Update([gradient]), 1.0, 10).total == 2
+        found = native.accumulate(kept, Update([gradient]), 1.0, 10)
         assert found.indices.tolist() == [17, 900]
         assert kept[17].isinf()
         assert kept[900].isnan()
+
+    @every
+    @pytest.mark.parametrize('threads', [1, 2])
+    def test_a_gradient_may_come_in_pieces(self, rule, dtype, numel, threads, threads_set):
+        threads_set(threads)
+        positions = torch.arange(0, numel, 3).flip(0)
+        (plain, by_plain), (fast, by_fast) = (setting(rule, dtype, numel) for _ in '12')
+        by_fast = by_fast._replace(gradients=cut(by_fast.gradient))
+        expected = reference.sample(plain, by_plain, positions)
+        assert same_bits(native.sample(fast, by_fast, positions), expected)
+        assert torch.equal(by_fast.gradient, by_plain.gradient)
+        expected = reference.accumulate(plain, by_plain, 0.5, 7)
+        assert_same(native.accumulate(fast, by_fast, 0.5, 7), expected)
+        assert same_bits(fast, plain)
 
     @pytest.mark.parametrize(('kept', 'update'), MISFITS)
     def test_what_does_not_fit_is_refused(self, kept, update):
@@ -138,7 +153,52 @@ class TestAccumulate:
     @pytest.mark.parametrize('position', [-1, 3, 2**40])
     def test_a_position_outside_is_refused(self, position):
         with pytest.raises(RuntimeError, match='position lies outside'):
-            native.sample(torch.zeros(3), Update(torch.zeros(3)), torch.tensor([position]))
+            native.sample(torch.zeros(3), Update([torch.zeros(3)]), torch.tensor([position]))
+
+
+def cut(flat: torch.Tensor) -> list[torch.Tensor]:
+    """Pieces of it, each of its own memory; some end inside a block, and some are empty."""
+    ends = sorted({0, 3, 17, 1000, len(flat) // 2, len(flat)} & set(range(len(flat) + 1)))
+    sizes = [end - begin for begin, end in itertools.pairwise(ends)]
+    return [piece.clone() for piece in flat.split([0, *sizes[:2], 0, *sizes[2:], 0])]
+
+
+@native_only
+class TestSpread:
+    def parts(self, numel, seed=0):
+        """Three messages with many indices in common, of which one is empty."""
+        draw = torch.Generator().manual_seed(seed)
+        few = [torch.randperm(numel, generator=draw)[: numel // 2].sort().values for _ in '12']
+        indices = [*few, torch.empty(0, dtype=torch.int64)]
+        return [Sparse(torch.randn(len(i), generator=draw), i, numel) for i in indices]
+
+    @pytest.mark.parametrize('dtype', DTYPES)
+    @pytest.mark.parametrize('numel', SIZES[1:])
+    @pytest.mark.parametrize('threads', [1, 2])
+    def test_it_is_the_reference_bit_for_bit(self, dtype, numel, threads, threads_set):
+        threads_set(threads)
+        fast, plain = (cut(torch.full((numel,), 7.0, dtype=dtype)) for _ in '12')
+        native.spread(fast, self.parts(numel), 1 / 3)
+        reference.spread(plain, self.parts(numel), 1 / 3)
+        whole = [torch.full((numel,), 7.0)]
+        reference.spread(whole, self.parts(numel), 1 / 3)
+        assert same_bits(torch.cat(fast).float(), torch.cat(plain).float())
+        assert same_bits(torch.cat(plain).float(), whole[0].to(dtype).float())
+
+    @pytest.mark.parametrize(
+        ('pieces', 'part'),
+        [
+            ([torch.zeros(3)], Sparse(torch.zeros(1), torch.tensor([3]), 3)),
+            ([torch.zeros(3)], Sparse(torch.zeros(1), torch.tensor([-1]), 3)),
+            ([torch.zeros(3)], Sparse(torch.zeros(2), torch.tensor([1]), 3)),
+            ([torch.zeros(3)], Sparse(torch.zeros(1).double(), torch.tensor([1]), 3)),
+            ([torch.zeros(3, 1)], Sparse(torch.zeros(1), torch.tensor([1]), 3)),
+            ([torch.zeros(2), torch.zeros(4)[::2]], Sparse(torch.zeros(1), torch.tensor([1]), 3)),
+        ],
+    )
+    def test_what_does_not_fit_is_refused(self, pieces, part):
+        with pytest.raises(RuntimeError, match='dgc: '):
+            native.spread(pieces, [part], 1.0)
 
 
 @native_only
@@ -223,7 +283,7 @@ def test_without_the_library_the_reference_works_and_that_is_said_once(monkeypat
         with caplog.at_level(logging.INFO, 'dgc'):
             for _ in range(3):
                 assert ops.kernels(CPU) is reference
-                assert not ops.is_fused(torch.zeros(3))
+                assert not ops.is_fused(torch.float32, CPU)
         assert [record.levelname for record in caplog.records] == ['INFO']
         assert 'python -m dgc.ops.build' in caplog.text
     finally:
@@ -232,6 +292,6 @@ def test_without_the_library_the_reference_works_and_that_is_said_once(monkeypat
 
 def test_a_whole_is_the_memory_s_own_storage():
     kept = torch.tensor([1.0, 2.0])
-    whole = Corrected(kept, Update(torch.tensor([3.0, -2.0]))).whole()
+    whole = Corrected(kept, Update([torch.tensor([3.0, -2.0])])).whole()
     assert whole.data_ptr() == kept.data_ptr()
     assert whole.tolist() == [4.0, 0.0]

@@ -38,9 +38,9 @@ def update_of(rule, gradient, u=None):
     """On the device; ``u`` is drawn where a rule needs one and none is given."""
     gradient = gradient.to(DEVICE)
     if rule == 'plain':
-        return Update(gradient)
+        return Update([gradient])
     u = random(gradient.numel(), 3) if u is None else u.clone()
-    return Update(gradient, u.to(DEVICE), 0.9, rule == 'nesterov')
+    return Update([gradient], u.to(DEVICE), 0.9, rule == 'nesterov')
 
 
 def random(numel, seed):
@@ -177,7 +177,7 @@ class TestCases:
     def test_every_number_of_16_bits_is_read_as_it_is(self, dtype):
         gradient = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
         kept = torch.zeros(len(gradient), device=DEVICE)
-        cuda.accumulate(kept, Update(gradient.to(DEVICE)), torch.inf, 0)
+        cuda.accumulate(kept, Update([gradient.to(DEVICE)]), torch.inf, 0)
         assert torch.equal(bits(kept.cpu()), bits(torch.zeros(len(gradient)) + gradient.float()))
 
     @every_rule
@@ -194,10 +194,19 @@ class TestCases:
         sample = cuda.sample(kept, update, positions)
         assert torch.equal(bits(sample), bits(reference.sample(kept, update, positions)))
 
+    @every_rule
+    @every_dtype
+    def test_a_gradient_may_come_in_pieces(self, rule, dtype):
+        def make():
+            kept, update = setting(rule, dtype, 3000)
+            return kept, update._replace(gradients=update.gradient.split([1, 0, 1999, 1000]))
+
+        assert_accumulates(make, 0.5, 3000)
+
     def test_buffers_may_begin_anywhere(self):
         def make():
             kept, update = setting('momentum', torch.bfloat16, 3001)
-            return kept[1:], Update(update.gradient[1:], update.momentum_buffer[1:], 0.9)
+            return kept[1:], Update([update.gradient[1:]], update.momentum_buffer[1:], 0.9)
 
         assert_accumulates(make, 0.5, 3000)
 
@@ -224,9 +233,9 @@ class TestCases:
         places = torch.tensor([0, 2**31 - 1, 2**31, numel - 1], device=DEVICE)
         kept, gradient = (torch.zeros(numel, device=DEVICE) for _ in '12')
         gradient[places] = 1.0
-        assert cuda.sample(kept, Update(gradient), places).tolist() == [1.0] * 4
+        assert cuda.sample(kept, Update([gradient]), places).tolist() == [1.0] * 4
         for limit in (3, 4):
-            found = cuda.accumulate(kept, Update(gradient), 0.5, limit)
+            found = cuda.accumulate(kept, Update([gradient]), 0.5, limit)
             assert found.total == 4
             assert torch.equal(found.indices, places[:limit])
 
@@ -293,7 +302,7 @@ class TestCompiled:
         v, u, positions = torch.zeros(numel), torch.zeros(numel), torch.zeros(5, dtype=torch.int64)
         for dtype in DTYPES:
             g = torch.zeros(numel, dtype=dtype)
-            for update in (Update(g), Update(g, u, 0.9), Update(g, u, 0.9, nesterov=True)):
+            for update in (Update([g]), Update([g], u, 0.9), Update([g], u, 0.9, nesterov=True)):
                 cuda.accumulate(v, update, 1.0, 9)
                 if dtype == torch.float32:
                     cuda.sample(v, update, positions)
@@ -316,13 +325,13 @@ class TestCompiled:
         monkeypatch.setitem(cuda.OPTIONS, 'enable_fp_fusion', True)
         kernels = compiled(90)
         v, u, gradient = torch.zeros(3, 5000)
-        cuda.accumulate(v, Update(gradient, u, 0.9), 1.0, 9)
+        cuda.accumulate(v, Update([gradient], u, 0.9), 1.0, 9)
         assert 'fma.rn.f32' in kernels[0].asm['ptx']
 
     @pytest.mark.parametrize('numel', [5000, 5001])
     def test_memory_is_read_in_vectors(self, compiled, numel):
         kernels = compiled(90)
         v, u, gradient = (torch.zeros(numel) for _ in 'vug')
-        cuda.accumulate(v, Update(gradient, u, 0.9), 1.0, 9)
+        cuda.accumulate(v, Update([gradient], u, 0.9), 1.0, 9)
         assert kernels[0].asm['ptx'].count('ld.global.v4.b32') >= 6
         assert kernels[0].asm['ptx'].count('st.global.v4.b32') >= 4

@@ -115,7 +115,7 @@ def walk(
     codec = Counting(composition.codec)
     bucket = blueprint.bucket(composition, ratio)
     reducer = Reducer([bucket], replace(composition, codec=codec), metered)
-    noise = heavy_tailed(bucket.numel, engine.rank).to(bucket.gradient.dtype)
+    noise = heavy_tailed(bucket.numel, engine.rank).to(bucket.dtype)
     handled, seconds = [], []
     for step in range(WARMUP + STEPS):
         gradient = noise.roll(7919 * step)
@@ -129,11 +129,12 @@ def walk(
 
 
 def hand_over(bucket: Bucket, gradient: Tensor) -> None:
-    """As the optimizer's hooks do: one parameter lends its gradient, several have theirs copied."""
-    if len(bucket.members) == 1:
-        bucket.gradient = gradient
-    else:
+    """At the price of the optimizer's hooks: a dense bucket has its parameters' gradients copied,
+    unless there is only one; others borrow them."""
+    if bucket.schedule is None and len(bucket.members) > 1:
         bucket.gradient.copy_(gradient)
+    else:
+        bucket.gradient = gradient
 
 
 @contextmanager

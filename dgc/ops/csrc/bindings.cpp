@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <optional>
 #include <tuple>
@@ -40,27 +41,49 @@ void check_flat(const Tensor& tensor, at::ScalarType type, const char* name) {
               " ", tensor.sizes());
 }
 
-Memory memory_of(const Tensor& v, const Tensor& gradient, const std::optional<Tensor>& u, int64_t rule, double m) {
+void check_positions(const Tensor& positions, uint64_t numel) {
+  check_flat(positions, at::kLong, "positions");
+  const int64_t* at = positions.const_data_ptr<int64_t>();
+  const bool inside =
+      std::all_of(at, at + positions.numel(), [&](int64_t i) { return static_cast<uint64_t>(i) < numel; });
+  TORCH_CHECK(inside, "dgc: a position lies outside the ", numel, " elements of the tensor");
+}
+
+template <typename T, typename Data>
+Pieces<T> pieces_of(at::TensorList tensors, at::ScalarType type, int64_t numel, Data data) {
+  Pieces<T> pieces;
+  int64_t begin = 0;
+  for (const Tensor& tensor : tensors) {
+    check_flat(tensor, type, "a piece of a gradient");
+    pieces.push_back({data(tensor), begin});
+    begin += tensor.numel();
+  }
+  TORCH_CHECK(begin == numel, "dgc: a gradient of ", begin, " elements, ", numel, " are expected");
+  pieces.push_back({nullptr, begin});
+  return pieces;
+}
+
+Memory memory_of(const Tensor& v, at::TensorList gradients, const std::optional<Tensor>& u, int64_t rule, double m) {
   Memory memory{};
   TORCH_CHECK(rule >= 0 && rule <= 2, "dgc: there is no rule ", rule);
   memory.rule = static_cast<Rule>(rule);
   memory.momentum = static_cast<float>(m);
-  switch (gradient.scalar_type()) {
+  TORCH_CHECK(!gradients.empty(), "dgc: there is no gradient");
+  const at::ScalarType type = gradients[0].scalar_type();
+  switch (type) {
     case at::kFloat: memory.type = Type::kFloat32; break;
     case at::kBFloat16: memory.type = Type::kBFloat16; break;
     case at::kHalf: memory.type = Type::kFloat16; break;
-    default: TORCH_CHECK(false, "dgc: a gradient of type ", gradient.scalar_type(), " is not supported");
+    default: TORCH_CHECK(false, "dgc: a gradient of type ", type, " is not supported");
   }
-  check_flat(gradient, gradient.scalar_type(), "the gradient");
   check_flat(v, at::kFloat, "a memory's buffer");
-  TORCH_CHECK(v.numel() == gradient.numel(), "dgc: ", v.numel(), " elements kept, ", gradient.numel(), " come");
   TORCH_CHECK(u.has_value() == (memory.rule != Rule::kPlain), "dgc: a momentum buffer fits every rule but the plain");
   if (u.has_value()) {
     check_flat(*u, at::kFloat, "a memory's buffer");
-    TORCH_CHECK(u->numel() == gradient.numel(), "dgc: ", u->numel(), " elements of momentum, ", gradient.numel(), " come");
+    TORCH_CHECK(u->numel() == v.numel(), "dgc: ", u->numel(), " elements of momentum, ", v.numel(), " kept");
     memory.u = u->data_ptr<float>();
   }
-  memory.gradient = gradient.const_data_ptr();
+  memory.gradient = pieces_of<const void>(gradients, type, v.numel(), [](const Tensor& t) { return t.const_data_ptr(); });
   memory.v = v.data_ptr<float>();
   return memory;
 }
@@ -95,9 +118,9 @@ Selection search(int64_t numel, int64_t limit, const Search& one_range) {
   return {indices, values, count};
 }
 
-Selection accumulate(const Tensor& v, const Tensor& gradient, const std::optional<Tensor>& u, int64_t rule, double m,
+Selection accumulate(const Tensor& v, at::TensorList gradients, const std::optional<Tensor>& u, int64_t rule, double m,
                      double threshold, int64_t limit) {
-  const Memory memory = memory_of(v, gradient, u, rule, m);
+  const Memory memory = memory_of(v, gradients, u, rule, m);
   return search(v.numel(), limit, [&](int64_t begin, int64_t end, Found* found) {
     kernels().accumulate(memory, begin, end, static_cast<float>(threshold), limit, found);
   });
@@ -111,21 +134,43 @@ Selection collect(const Tensor& values, double threshold, int64_t limit) {
   });
 }
 
-Tensor sample(const Tensor& v, const Tensor& gradient, const std::optional<Tensor>& u, int64_t rule, double m,
+Tensor sample(const Tensor& v, at::TensorList gradients, const std::optional<Tensor>& u, int64_t rule, double m,
               const Tensor& positions) {
-  const Memory memory = memory_of(v, gradient, u, rule, m);
-  check_flat(positions, at::kLong, "positions");
+  const Memory memory = memory_of(v, gradients, u, rule, m);
+  check_positions(positions, v.numel());
   const int64_t count = positions.numel();
   const int64_t* at = positions.const_data_ptr<int64_t>();
-  const uint64_t numel = v.numel();
-  TORCH_CHECK(std::all_of(at, at + count, [&](int64_t i) { return static_cast<uint64_t>(i) < numel; }),
-              "dgc: a position lies outside the ", numel, " elements of the tensor");
   Tensor out = at::empty({count}, at::kFloat);
   float* data = out.data_ptr<float>();
   at::parallel_for(0, count, kGrain / 16, [&](int64_t begin, int64_t end) {
     kernels().sample(memory, at, begin, end, data);
   });
   return out;
+}
+
+// Zeroed by memset, which does not read what it overwrites.
+void spread(at::TensorList pieces, at::TensorList indices, at::TensorList values, double scale) {
+  int64_t numel = 0;
+  for (const Tensor& piece : pieces) numel += piece.numel();
+  const Pieces<float> places =
+      pieces_of<float>(pieces, at::kFloat, numel, [](const Tensor& t) { return t.data_ptr<float>(); });
+  TORCH_CHECK(indices.size() == values.size(), "dgc: ", indices.size(), " parts have indices, ", values.size(), " values");
+  for (size_t part = 0; part < indices.size(); ++part) {
+    check_positions(indices[part], numel);
+    check_flat(values[part], at::kFloat, "the values of a part");
+    TORCH_CHECK(values[part].numel() == indices[part].numel(), "dgc: a part has ", indices[part].numel(), " indices and ",
+                values[part].numel(), " values");
+  }
+  for (const Tensor& piece : pieces) {
+    float* data = piece.data_ptr<float>();
+    at::parallel_for(0, piece.numel(), kGrain, [&](int64_t begin, int64_t end) {
+      std::memset(data + begin, 0, (end - begin) * sizeof(float));
+    });
+  }
+  for (size_t part = 0; part < indices.size(); ++part) {
+    kernels().add(places, indices[part].const_data_ptr<int64_t>(), values[part].const_data_ptr<float>(),
+                  indices[part].numel(), static_cast<float>(scale));
+  }
 }
 
 void step(const Tensor& parameter, const Tensor& gradient, const Tensor& buffer, double rate, double momentum,
@@ -147,12 +192,13 @@ void step(const Tensor& parameter, const Tensor& gradient, const Tensor& buffer,
 
 TORCH_LIBRARY(dgc, library) {
   library.def(
-      "accumulate(Tensor(a!) kept, Tensor gradient, Tensor(b!)? momentum_buffer, int rule, float momentum, "
+      "accumulate(Tensor(a!) kept, Tensor[] gradients, Tensor(b!)? momentum_buffer, int rule, float momentum, "
       "float threshold, int limit) -> (Tensor, Tensor, int)");
   library.def("collect(Tensor values, float threshold, int limit) -> (Tensor, Tensor, int)");
   library.def(
-      "sample(Tensor kept, Tensor gradient, Tensor? momentum_buffer, int rule, float momentum, "
+      "sample(Tensor kept, Tensor[] gradients, Tensor? momentum_buffer, int rule, float momentum, "
       "Tensor positions) -> Tensor");
+  library.def("spread(Tensor(a!)[] pieces, Tensor[] indices, Tensor[] values, float scale) -> ()");
   library.def(
       "step(Tensor(a!) parameter, Tensor gradient, Tensor(b!) buffer, float rate, float momentum, float decay, "
       "bool nesterov) -> ()");
@@ -162,6 +208,7 @@ TORCH_LIBRARY_IMPL(dgc, CPU, library) {
   library.impl("accumulate", accumulate);
   library.impl("collect", collect);
   library.impl("sample", sample);
+  library.impl("spread", spread);
   library.impl("step", step);
 }
 

@@ -54,11 +54,24 @@ inline float widen_half(uint16_t half) {
 inline float widen(float value) { return value; }
 inline float widen_bfloat(uint16_t value) { return float_of(static_cast<uint32_t>(value) << 16); }
 
-// count elements of the gradient from position begin, as float32: in place, or widened into buffer.
-inline const float* gradient_block(const Memory& memory, int64_t begin, int64_t count, float* buffer) {
-  if (memory.type == Type::kFloat32) return static_cast<const float*>(memory.gradient) + begin;
-  const uint16_t* narrow = static_cast<const uint16_t*>(memory.gradient) + begin;
-  if (memory.type == Type::kBFloat16) {
+// The piece that holds a position; of several that begin there, the last, which is not empty.
+template <typename T>
+inline const Piece<T>* piece_of(const Pieces<T>& pieces, int64_t position) {
+  const auto after = [](int64_t at, const Piece<T>& piece) { return at < piece.begin; };
+  return &*std::upper_bound(pieces.begin(), pieces.end(), position, after) - 1;
+}
+
+// The same, where it is likely to be `piece`.
+template <typename T>
+inline const Piece<T>* piece_from(const Piece<T>* piece, const Pieces<T>& pieces, int64_t position) {
+  return piece->begin <= position && position < piece[1].begin ? piece : piece_of(pieces, position);
+}
+
+// count elements of a piece of the gradient, as float32: in place, or widened into buffer.
+inline const float* gradient_block(Type type, const void* piece, int64_t offset, int64_t count, float* buffer) {
+  if (type == Type::kFloat32) return static_cast<const float*>(piece) + offset;
+  const uint16_t* narrow = static_cast<const uint16_t*>(piece) + offset;
+  if (type == Type::kBFloat16) {
     for (int64_t i = 0; i < count; ++i) buffer[i] = widen_bfloat(narrow[i]);
   } else {
     int64_t i = 0;
@@ -129,9 +142,11 @@ void collect_block(const float* values, int64_t begin, int64_t count, int32_t lo
 void accumulate(const Memory& memory, int64_t begin, int64_t end, float threshold, int64_t limit, Found* found) {
   const int32_t lowest = lowest_wanted(threshold);
   float buffer[kBlock];
-  for (int64_t first = begin; first < end; first += kBlock) {
-    const int64_t count = std::min(kBlock, end - first);
-    const float* g = gradient_block(memory, first, count, buffer);
+  int64_t count = 0;
+  for (int64_t first = begin; first < end; first += count) {
+    const Piece<const void>* piece = piece_of(memory.gradient, first);
+    count = std::min({kBlock, end - first, piece[1].begin - first});
+    const float* g = gradient_block(memory.type, piece->data, first - piece->begin, count, buffer);
     float* v = memory.v + first;
     int32_t largest = 0;
     switch (memory.rule) {
@@ -153,18 +168,20 @@ void collect(const float* values, int64_t begin, int64_t end, float threshold, i
   }
 }
 
-inline float gradient_at(const Memory& memory, int64_t position) {
-  switch (memory.type) {
-    case Type::kFloat32: return static_cast<const float*>(memory.gradient)[position];
-    case Type::kBFloat16: return widen_bfloat(static_cast<const uint16_t*>(memory.gradient)[position]);
-    default: return widen_half(static_cast<const uint16_t*>(memory.gradient)[position]);
+inline float gradient_at(Type type, const void* piece, int64_t offset) {
+  switch (type) {
+    case Type::kFloat32: return static_cast<const float*>(piece)[offset];
+    case Type::kBFloat16: return widen_bfloat(static_cast<const uint16_t*>(piece)[offset]);
+    default: return widen_half(static_cast<const uint16_t*>(piece)[offset]);
   }
 }
 
 void sample(const Memory& memory, const int64_t* positions, int64_t begin, int64_t end, float* out) {
+  const Piece<const void>* piece = memory.gradient.data();
   for (int64_t i = begin; i < end; ++i) {
     const int64_t position = positions[i];
-    const float g = gradient_at(memory, position);
+    piece = piece_from(piece, memory.gradient, position);
+    const float g = gradient_at(memory.type, piece->data, position - piece->begin);
     float v = memory.v[position];
     switch (memory.rule) {
       case Rule::kPlain: v = v + g; break;
@@ -172,6 +189,15 @@ void sample(const Memory& memory, const int64_t* positions, int64_t begin, int64
       case Rule::kNesterov: v = v + (memory.u[position] + g) * memory.momentum + g; break;
     }
     out[i] = std::fabs(v);
+  }
+}
+
+void add(const Pieces<float>& pieces, const int64_t* indices, const float* values, int64_t count, float scale) {
+  const Piece<float>* piece = pieces.data();
+  for (int64_t i = 0; i < count; ++i) {
+    piece = piece_from(piece, pieces, indices[i]);
+    float& element = piece->data[indices[i] - piece->begin];
+    element = element + scale * values[i];
   }
 }
 
@@ -198,7 +224,8 @@ void step(const DecayedStep& given, int64_t begin, int64_t end) {
 }  // namespace DGC_ISA
 
 const Kernels& DGC_NAME(DGC_ISA, _kernels)() {
-  static const Kernels kernels = {DGC_ISA::accumulate, DGC_ISA::collect, DGC_ISA::sample, DGC_ISA::step};
+  static const Kernels kernels = {DGC_ISA::accumulate, DGC_ISA::collect, DGC_ISA::sample, DGC_ISA::add,
+                                  DGC_ISA::step};
   return kernels;
 }
 

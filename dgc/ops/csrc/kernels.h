@@ -16,12 +16,23 @@ enum class Rule : int64_t { kPlain = 0, kMomentum = 1, kNesterov = 2 };
 // The type of a gradient.
 enum class Type : int64_t { kFloat32, kBFloat16, kFloat16 };
 
+// Part of a flat tensor of n elements, from position begin on.
+template <typename T>
+struct Piece {
+  T* data;
+  int64_t begin;
+};
+
+// In order of position; one without data ends them, whose begin is n.
+template <typename T>
+using Pieces = std::vector<Piece<T>>;
+
 // What a memory holds, and what comes to it.
 struct Memory {
   Rule rule;
   float momentum;
   Type type;
-  const void* gradient;
+  Pieces<const void> gradient;
   float* u;  // null where the rule has none
   float* v;
 };
@@ -51,6 +62,8 @@ struct Kernels {
   void (*collect)(const float* values, int64_t begin, int64_t end, float threshold, int64_t limit, Found*);
   // |v| as it will be once the gradient is taken in, at positions[i] for i in [begin, end).
   void (*sample)(const Memory&, const int64_t* positions, int64_t begin, int64_t end, float* out);
+  // Add scale · values[i] at indices[i] for i in [0, count); the indices ascend.
+  void (*add)(const Pieces<float>&, const int64_t* indices, const float* values, int64_t count, float scale);
   // Update the parameters at [begin, end).
   void (*step)(const DecayedStep&, int64_t begin, int64_t end);
 };
