@@ -93,16 +93,16 @@ class Bucket:
         """Flat tensors that one after another are the gradient; written to, they change it."""
         if not self._lent:
             return [self._storage()]
-        return [gradient.view(-1) for _, gradient in self.gradients()]
+        return [self._piece(member) for member in self.members]
+
+    def _piece(self, member: Member) -> Tensor:
+        lent, end = self._lent.get(member.offset), member.offset + member.parameter.numel()
+        return self._storage()[member.offset : end] if lent is None else lent
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         """Each parameter's name and gradient, in its shape, wherever it lies."""
         for member in self.members:
-            lent = self._lent.get(member.offset)
-            if lent is None:
-                yield member.name, part_of(self._storage(), member.offset, member.parameter)
-            else:
-                yield member.name, lent.view(member.parameter.shape)
+            yield member.name, self._piece(member).view(member.parameter.shape)
 
     @property
     def total(self) -> Tensor:

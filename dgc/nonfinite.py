@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from dgc import ops
 from dgc.buckets import Bucket
 from dgc.sparse import Sparse
 
@@ -28,11 +29,8 @@ class NonFiniteGradientError(ArithmeticError):
 
 
 def finite(*tensors: Tensor) -> bool:
-    """Whether no element is infinite or NaN: one reading pass in the usual case."""
-    return all(
-        bool(tensor.sum(dtype=torch.float32).isfinite()) or bool(tensor.isfinite().all())
-        for tensor in tensors
-    )
+    """Whether no element of any of them is infinite or NaN."""
+    return ops.kernels(tensors[0].device).finite(tensors)
 
 
 def not_finite(bucket: Bucket) -> Iterator[str]:

@@ -7,8 +7,10 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from dgc import ops
 from dgc.codec import elias_fano
 from dgc.codec.raw import typed
+from dgc.ops import native
 
 
 class IndexCoding(ABC):
@@ -90,6 +92,12 @@ INDICES: dict[str, IndexCoding] = {
 
 
 def in_order(indices: Tensor, numel: int) -> bool:
+    """``in_order_plainly``, or its twin in C++ where there is one."""
+    check = native.in_order if ops.is_native(indices.device) else in_order_plainly
+    return check(indices, numel)
+
+
+def in_order_plainly(indices: Tensor, numel: int) -> bool:
     """Whether int64 ``[k]`` ascends, without repeating, within 0 … ``numel - 1``."""
     if not len(indices):
         return True

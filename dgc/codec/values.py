@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from dgc import ops
 from dgc.codec.raw import CodecError, pack, typed, unpack
+from dgc.ops import native
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
 FLOAT32_TINY = torch.finfo(torch.float32).tiny  # smallest with all its bits
@@ -121,6 +123,20 @@ class Linear(ValueCoding):
         return SCALE * self._blocks(k) - (-k * self.bits // 8)
 
     def encode(self, values: Tensor) -> Tensor:
+        """``encode_plainly``, or its twin in C++ where there is one."""
+        if not ops.is_native(values.device):
+            return self.encode_plainly(values)
+        return native.linear_encode(values, self.bits, self.block)
+
+    def decode(self, section: Tensor, count: int) -> Tensor:
+        """``decode_plainly``, or its twin in C++ where there is one."""
+        if not ops.is_native(section.device):
+            return self.decode_plainly(section, count)
+        values, sound = native.linear_decode(section, count, self.bits, self.block)
+        check_steps(sound)
+        return values
+
+    def encode_plainly(self, values: Tensor) -> Tensor:
         """See :meth:`ValueCoding.encode`."""
         blocks = pad(values, (0, -len(values) % self.block)).view(-1, self.block)
         largest = blocks.abs().amax(1)
@@ -133,12 +149,11 @@ class Linear(ValueCoding):
         fields = unsigned & (2**self.bits - 1)
         return torch.cat([steps.view(torch.uint8), pack(fields, self.bits)])
 
-    def decode(self, section: Tensor, count: int) -> Tensor:
+    def decode_plainly(self, section: Tensor, count: int) -> Tensor:
         """See :meth:`ValueCoding.decode`."""
         end = SCALE * self._blocks(count)
         steps = typed(section[:end], torch.float32)
-        if not bool((steps.isnan() | ((steps > 0) & steps.isfinite())).all()):
-            raise CodecError('a block of values has a scale that is no scale')
+        check_steps(bool((steps.isnan() | ((steps > 0) & steps.isfinite())).all()))
         sign = 2 ** (self.bits - 1)
         numbers = (unpack(section[end:], self.bits)[:count] ^ sign).to(torch.float32) - sign
         values = numbers * steps.repeat_interleave(self.block)[:count]
@@ -158,6 +173,12 @@ VALUES: dict[str, ValueCoding] = {
         Linear('int4', 4, bits=4, block=128),
     )
 }
+
+
+def check_steps(sound: bool) -> None:
+    """Raise CodecError where the sizes of steps are not all sound."""
+    if not sound:
+        raise CodecError('a block of values has a scale that is no scale')
 
 
 def power_of_two(values: Tensor) -> float:

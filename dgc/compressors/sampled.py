@@ -17,6 +17,8 @@ from dgc.sparse import Sparse
 # are no more independent than neighbours are; with MANY runs that costs the threshold little.
 RUN = 4
 MANY = 1024
+# Too few candidates cost another pass, those to spare are trimmed at once.
+SPARE = 1.2
 
 
 class SampledTopK(Compressor):
@@ -73,8 +75,13 @@ class SampledTopK(Compressor):
         if stride == 1:
             return exactly(corrected, k).sparse
         sample = corrected.magnitudes(self._positions(corrected, stride, draw))
-        threshold = float(torch.topk(sample, keep(sample.numel(), ratio)).values[-1])
+        threshold = float(torch.topk(sample, self._rank(sample.numel(), ratio)).values[-1])
         return adapt(corrected, threshold, k, self._correction()).sparse
+
+    def _rank(self, samples: int, ratio: float) -> int:
+        """Which of the largest of ``samples`` is the threshold."""
+        rank = keep(samples, ratio)
+        return min(math.ceil(SPARE * rank), samples) if self.resample else rank
 
     def _positions(self, corrected: Corrected, stride: int, draw: random.Random) -> Tensor:
         """About ``n / stride`` positions of ``n``, int64: what the threshold is estimated from."""

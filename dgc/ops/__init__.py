@@ -17,11 +17,9 @@ from functools import cache
 import torch
 
 from dgc.ops import reference
-from dgc.ops.contract import Found, Kernels, Update
+from dgc.ops.contract import FUSED_TYPES, Found, Kernels, Update
 
 __all__ = ['Found', 'Kernels', 'Update', 'is_fused', 'is_native', 'kernels', 'unfused']
-
-FUSED_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 _unfused = ContextVar('unfused', default=False)
 log = logging.getLogger('dgc')

@@ -75,7 +75,7 @@ def _compile(compiler: str, scratch: Path) -> Path:
     sets = INSTRUCTION_SETS if is_x86() else {'baseline': []}
     include = ['-isystem', str(torch_folder / 'include')]
     jobs = [('kernels', name, [*options, f'-DDGC_ISA={name}']) for name, options in sets.items()]
-    jobs += [('bindings', 'bindings', include), ('elias_fano', 'elias_fano', include)]
+    jobs += [(name, name, include) for name in ('bindings', 'codec', 'elias_fano')]
     objects = []
     for source, name, options in jobs:
         objects.append(str(scratch / f'{name}.o'))

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from dgc.sparse import Sparse
 
+FUSED_TYPES = (torch.float32, torch.bfloat16, torch.float16)  # of gradients
+
 
 class Update(NamedTuple):
     """How a memory takes a gradient ``g`` into what it keeps, ``v``.
@@ -64,3 +66,6 @@ class Kernels(Protocol):
 
     def spread(self, pieces: Sequence[Tensor], parts: Sequence[Sparse], scale: float) -> None:
         """``pieces ← scale · Σ parts``, in the order of the parts."""
+
+    def finite(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether no element of any of them is infinite or NaN."""

@@ -19,15 +19,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dgc.ops.contract import Found, Update
-from dgc.ops.reference import spread
+from dgc.ops.contract import FUSED_TYPES, Found, Update
+from dgc.ops.reference import finite, spread
 
-__all__ = ['accumulate', 'collect', 'sample', 'spread']
+__all__ = ['accumulate', 'collect', 'finite', 'sample', 'spread']
 
 BLOCK = 1024  # elements of a program
 # Without fusion a product and a sum are two instructions, not one that rounds once.
 OPTIONS = {'block': BLOCK, 'enable_fp_fusion': False}
-GRADIENT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def accumulate(kept: Tensor, update: Update, threshold: float, limit: int) -> Found:
@@ -99,7 +98,7 @@ def _arguments(
     if update is None:
         return None, None, 0.0, False
     gradient, u = update.gradient.contiguous(), update.momentum_buffer
-    _check('gradient', gradient, v, *GRADIENT_TYPES)
+    _check('gradient', gradient, v, *FUSED_TYPES)
     if u is None:
         return gradient, None, 0.0, False
     _check('momentum_buffer', u, v, torch.float32)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dgc.ops import reference
-from dgc.ops.contract import Found, Update
+from dgc.ops.contract import FUSED_TYPES, Found, Update
 from dgc.sparse import Sparse, indices_of
 
 log = logging.getLogger('dgc')
@@ -70,6 +70,28 @@ def step(parameter: Tensor, gradient: Tensor, buffer: Tensor, group: dict[str, A
         group['weight_decay'],
         group['nesterov'],
     )
+
+
+def finite(tensors: Sequence[Tensor]) -> bool:
+    """One reading pass, up to the first element that is not."""
+    if all(tensor.dtype in FUSED_TYPES and tensor.is_contiguous() for tensor in tensors):
+        return torch.ops.dgc.finite([tensor.view(-1) for tensor in tensors])
+    return reference.finite(tensors)
+
+
+def in_order(indices: Tensor, numel: int) -> bool:
+    """``dgc.codec.indices.in_order`` in one pass."""
+    return torch.ops.dgc.in_order(indices.contiguous(), numel)
+
+
+def linear_encode(values: Tensor, bits: int, block: int) -> Tensor:
+    """``dgc.codec.values.Linear.encode`` in two passes over the values of a block."""
+    return torch.ops.dgc.linear_encode(values.contiguous(), bits, block)
+
+
+def linear_decode(section: Tensor, count: int, bits: int, block: int) -> tuple[Tensor, bool]:
+    """``dgc.codec.values.Linear.decode``; False where the scale of a block makes no sense."""
+    return torch.ops.dgc.linear_decode(section.contiguous(), count, bits, block)
 
 
 def elias_fano_encode(indices: Tensor, numel: int, low: int) -> Tensor:

@@ -57,3 +57,11 @@ def spread(pieces: Sequence[Tensor], parts: Sequence[Sparse], scale: float) -> N
     if not alone:
         for piece, its in zip(pieces, total.split([len(p) for p in pieces]), strict=True):
             piece.copy_(its)
+
+
+def finite(tensors: Sequence[Tensor]) -> bool:
+    """Whether no element of any of them is infinite or NaN: one reading pass in the usual case."""
+    return all(
+        bool(tensor.sum(dtype=torch.float32).isfinite()) or bool(tensor.isfinite().all())
+        for tensor in tensors
+    )

@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <optional>
@@ -63,19 +64,22 @@ Pieces<T> pieces_of(at::TensorList tensors, at::ScalarType type, int64_t numel, 
   return pieces;
 }
 
+Type type_of(const Tensor& gradient) {
+  switch (gradient.scalar_type()) {
+    case at::kFloat: return Type::kFloat32;
+    case at::kBFloat16: return Type::kBFloat16;
+    case at::kHalf: return Type::kFloat16;
+    default: TORCH_CHECK(false, "dgc: a gradient of type ", gradient.scalar_type(), " is not supported");
+  }
+}
+
 Memory memory_of(const Tensor& v, at::TensorList gradients, const std::optional<Tensor>& u, int64_t rule, double m) {
   Memory memory{};
   TORCH_CHECK(rule >= 0 && rule <= 2, "dgc: there is no rule ", rule);
   memory.rule = static_cast<Rule>(rule);
   memory.momentum = static_cast<float>(m);
   TORCH_CHECK(!gradients.empty(), "dgc: there is no gradient");
-  const at::ScalarType type = gradients[0].scalar_type();
-  switch (type) {
-    case at::kFloat: memory.type = Type::kFloat32; break;
-    case at::kBFloat16: memory.type = Type::kBFloat16; break;
-    case at::kHalf: memory.type = Type::kFloat16; break;
-    default: TORCH_CHECK(false, "dgc: a gradient of type ", type, " is not supported");
-  }
+  memory.type = type_of(gradients[0]);
   check_flat(v, at::kFloat, "a memory's buffer");
   TORCH_CHECK(u.has_value() == (memory.rule != Rule::kPlain), "dgc: a momentum buffer fits every rule but the plain");
   if (u.has_value()) {
@@ -83,7 +87,8 @@ Memory memory_of(const Tensor& v, at::TensorList gradients, const std::optional<
     TORCH_CHECK(u->numel() == v.numel(), "dgc: ", u->numel(), " elements of momentum, ", v.numel(), " kept");
     memory.u = u->data_ptr<float>();
   }
-  memory.gradient = pieces_of<const void>(gradients, type, v.numel(), [](const Tensor& t) { return t.const_data_ptr(); });
+  memory.gradient = pieces_of<const void>(gradients, gradients[0].scalar_type(), v.numel(),
+                                          [](const Tensor& t) { return t.const_data_ptr(); });
   memory.v = v.data_ptr<float>();
   return memory;
 }
@@ -148,18 +153,32 @@ Tensor sample(const Tensor& v, at::TensorList gradients, const std::optional<Ten
   return out;
 }
 
+bool finite(at::TensorList tensors) {
+  for (const Tensor& tensor : tensors) {
+    check_flat(tensor, tensor.scalar_type(), "a gradient");
+    const Type type = type_of(tensor);
+    const void* data = tensor.const_data_ptr();
+    std::atomic<bool> so_far{true};
+    at::parallel_for(0, tensor.numel(), kGrain, [&](int64_t begin, int64_t end) {
+      if (!kernels().finite(type, data, begin, end)) so_far = false;
+    });
+    if (!so_far) return false;
+  }
+  return true;
+}
+
 // Zeroed by memset, which does not read what it overwrites.
 void spread(at::TensorList pieces, at::TensorList indices, at::TensorList values, double scale) {
   int64_t numel = 0;
   for (const Tensor& piece : pieces) numel += piece.numel();
   const Pieces<float> places =
       pieces_of<float>(pieces, at::kFloat, numel, [](const Tensor& t) { return t.data_ptr<float>(); });
-  TORCH_CHECK(indices.size() == values.size(), "dgc: ", indices.size(), " parts have indices, ", values.size(), " values");
+  TORCH_CHECK(indices.size() == values.size(), "dgc: indices of ", indices.size(), " parts, values of ", values.size());
   for (size_t part = 0; part < indices.size(); ++part) {
     check_positions(indices[part], numel);
     check_flat(values[part], at::kFloat, "the values of a part");
-    TORCH_CHECK(values[part].numel() == indices[part].numel(), "dgc: a part has ", indices[part].numel(), " indices and ",
-                values[part].numel(), " values");
+    TORCH_CHECK(values[part].numel() == indices[part].numel(), "dgc: a part has ", indices[part].numel(),
+                " indices and ", values[part].numel(), " values");
   }
   for (const Tensor& piece : pieces) {
     float* data = piece.data_ptr<float>();
@@ -198,6 +217,7 @@ TORCH_LIBRARY(dgc, library) {
   library.def(
       "sample(Tensor kept, Tensor[] gradients, Tensor? momentum_buffer, int rule, float momentum, "
       "Tensor positions) -> Tensor");
+  library.def("finite(Tensor[] tensors) -> bool");
   library.def("spread(Tensor(a!)[] pieces, Tensor[] indices, Tensor[] values, float scale) -> ()");
   library.def(
       "step(Tensor(a!) parameter, Tensor gradient, Tensor(b!) buffer, float rate, float momentum, float decay, "
@@ -208,6 +228,7 @@ TORCH_LIBRARY_IMPL(dgc, CPU, library) {
   library.impl("accumulate", accumulate);
   library.impl("collect", collect);
   library.impl("sample", sample);
+  library.impl("finite", finite);
   library.impl("spread", spread);
   library.impl("step", step);
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #ifdef __F16C__
 #include <immintrin.h>
@@ -192,6 +193,30 @@ void sample(const Memory& memory, const int64_t* positions, int64_t begin, int64
   }
 }
 
+// Whether the exponent of every number is below that of an infinity, which is `infinity`.
+template <typename Word>
+bool all_below(Word infinity, const void* data, int64_t begin, int64_t end) {
+  constexpr int64_t kRun = 8192;  // between two looks at what was found
+  constexpr Word kMagnitude = std::numeric_limits<Word>::max();
+  const Word* words = static_cast<const Word*>(data);
+  for (int64_t first = begin; first < end; first += kRun) {
+    Word largest = 0;
+    for (int64_t i = first; i < std::min(first + kRun, end); ++i) {
+      largest = std::max<Word>(largest, words[i] & kMagnitude);
+    }
+    if (largest >= infinity) return false;
+  }
+  return true;
+}
+
+bool finite(Type type, const void* data, int64_t begin, int64_t end) {
+  switch (type) {
+    case Type::kFloat32: return all_below<int32_t>(0x7f800000, data, begin, end);
+    case Type::kBFloat16: return all_below<int16_t>(0x7f80, data, begin, end);
+    default: return all_below<int16_t>(0x7c00, data, begin, end);
+  }
+}
+
 void add(const Pieces<float>& pieces, const int64_t* indices, const float* values, int64_t count, float scale) {
   const Piece<float>* piece = pieces.data();
   for (int64_t i = 0; i < count; ++i) {
@@ -224,8 +249,8 @@ void step(const DecayedStep& given, int64_t begin, int64_t end) {
 }  // namespace DGC_ISA
 
 const Kernels& DGC_NAME(DGC_ISA, _kernels)() {
-  static const Kernels kernels = {DGC_ISA::accumulate, DGC_ISA::collect, DGC_ISA::sample, DGC_ISA::add,
-                                  DGC_ISA::step};
+  static const Kernels kernels = {DGC_ISA::accumulate, DGC_ISA::collect, DGC_ISA::sample,
+                                  DGC_ISA::finite, DGC_ISA::add, DGC_ISA::step};
   return kernels;
 }
 

@@ -62,6 +62,8 @@ struct Kernels {
   void (*collect)(const float* values, int64_t begin, int64_t end, float threshold, int64_t limit, Found*);
   // |v| as it will be once the gradient is taken in, at positions[i] for i in [begin, end).
   void (*sample)(const Memory&, const int64_t* positions, int64_t begin, int64_t end, float* out);
+  // Whether [begin, end) of data holds neither an infinity nor a NaN.
+  bool (*finite)(Type, const void* data, int64_t begin, int64_t end);
   // Add scale · values[i] at indices[i] for i in [0, count); the indices ascend.
   void (*add)(const Pieces<float>&, const int64_t* indices, const float* values, int64_t count, float scale);
   // Update the parameters at [begin, end).

@@ -1,0 +1,116 @@
+// What a codec does beside the packing of indices: the order of indices is checked, and values are
+// written as whole numbers, byte for byte as in dgc/codec/values.py, which describes them.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <tuple>
+
+namespace dgc {
+namespace {
+
+using at::Tensor;
+
+constexpr int64_t kScale = sizeof(float);
+constexpr float kMost = std::numeric_limits<float>::max(), kTiny = std::numeric_limits<float>::min();
+
+bool in_order(const Tensor& indices, int64_t numel) {
+  TORCH_CHECK(indices.scalar_type() == at::kLong && indices.is_contiguous() && indices.dim() == 1,
+              "dgc: indices must be flat, contiguous int64");
+  const int64_t* at = indices.const_data_ptr<int64_t>();
+  const int64_t count = indices.numel();
+  bool ordered = count == 0 || (at[0] >= 0 && at[count - 1] < numel);
+  for (int64_t i = 1; i < count; ++i) ordered &= at[i - 1] < at[i];
+  return ordered;
+}
+
+// Where the numbers of a section begin, and how many of them a byte holds.
+struct Layout {
+  int64_t blocks, begin, per_byte, bytes;
+};
+
+Layout layout(int64_t count, int64_t bits, int64_t block) {
+  TORCH_CHECK((bits == 4 || bits == 8) && block > 0 && 0 <= count && count < std::numeric_limits<int64_t>::max() / 16,
+              "dgc: ", count, " values cannot be written in blocks of ", block, ", ", bits, " bits each");
+  const int64_t blocks = (count + block - 1) / block, per_byte = 8 / bits;
+  return {blocks, blocks * kScale, per_byte, blocks * kScale + (count + per_byte - 1) / per_byte};
+}
+
+// The size of the steps of a block of values.
+float step_of(const float* values, int64_t count, float top) {
+  float largest = 0;
+  bool finite = true;
+  for (int64_t i = 0; i < count; ++i) {
+    largest = std::max(largest, std::fabs(values[i]));
+    finite &= std::fabs(values[i]) <= kMost;
+  }
+  return finite ? std::max(largest / top, kTiny) : std::numeric_limits<float>::quiet_NaN();
+}
+
+Tensor linear_encode(const Tensor& values, int64_t bits, int64_t block) {
+  TORCH_CHECK(values.scalar_type() == at::kFloat && values.is_contiguous() && values.dim() == 1,
+              "dgc: values must be flat, contiguous float32");
+  const int64_t count = values.numel();
+  const Layout place = layout(count, bits, block);
+  Tensor section = at::zeros({place.bytes}, at::kByte);
+  uint8_t* out = section.data_ptr<uint8_t>();
+  const float* in = values.const_data_ptr<float>();
+  const float top = static_cast<float>((1 << (bits - 1)) - 1);
+  const int32_t field = (1 << bits) - 1;
+  for (int64_t at = 0; at < place.blocks; ++at) {
+    const int64_t first = at * block, last = std::min(first + block, count);
+    const float step = step_of(in + first, last - first, top);
+    std::memcpy(out + at * kScale, &step, sizeof step);
+    for (int64_t i = first; i < last; ++i) {
+      const float number = std::nearbyint(in[i] / step);  // a half goes to the even one
+      const int32_t written = std::isnan(number) ? 0 : static_cast<int32_t>(number) & field;
+      out[place.begin + i / place.per_byte] |= static_cast<uint8_t>(written << (i % place.per_byte * bits));
+    }
+  }
+  return section;
+}
+
+// The values, and whether every block has a size of steps that makes sense.
+std::tuple<Tensor, bool> linear_decode(const Tensor& section, int64_t count, int64_t bits, int64_t block) {
+  TORCH_CHECK(section.scalar_type() == at::kByte && section.is_contiguous() && section.dim() == 1,
+              "dgc: a section must be flat, contiguous uint8");
+  const Layout place = layout(count, bits, block);
+  TORCH_CHECK(section.numel() == place.bytes, "dgc: ", count, " values do not fill ", section.numel(), " bytes");
+  const uint8_t* in = section.const_data_ptr<uint8_t>();
+  Tensor values = at::empty({count}, at::kFloat);
+  float* out = values.data_ptr<float>();
+  const int32_t sign = 1 << (bits - 1), field = (1 << bits) - 1;
+  bool sound = true;
+  for (int64_t at = 0; at < place.blocks; ++at) {
+    float step;
+    std::memcpy(&step, in + at * kScale, sizeof step);
+    sound &= std::isnan(step) || (step > 0 && step <= kMost);
+    const int64_t first = at * block, last = std::min(first + block, count);
+    for (int64_t i = first; i < last; ++i) {
+      const int32_t raw = in[place.begin + i / place.per_byte] >> (i % place.per_byte * bits) & field;
+      out[i] = std::clamp(static_cast<float>((raw ^ sign) - sign) * step, -kMost, kMost);
+    }
+  }
+  return {values, sound};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(dgc, library) {
+  library.def("in_order(Tensor indices, int numel) -> bool");
+  library.def("linear_encode(Tensor values, int bits, int block) -> Tensor");
+  library.def("linear_decode(Tensor section, int count, int bits, int block) -> (Tensor, bool)");
+}
+
+TORCH_LIBRARY_IMPL(dgc, CPU, library) {
+  library.impl("in_order", in_order);
+  library.impl("linear_encode", linear_encode);
+  library.impl("linear_decode", linear_decode);
+}
+
+}  // namespace dgc
