@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -170,15 +171,17 @@ class Reducer:
 
     def _reduce(self, bucket: Bucket, gradients_complete: Fence) -> Outcome:
         """One bucket's way down the path and back, on the engine's thread."""
-        with torch.cuda.stream(self._stream(bucket.device)):
+        with self._stream(bucket.device):
             gradients_complete.wait()
             return self._take_down_the_path(bucket)
 
-    def _stream(self, device: torch.device) -> torch.cuda.Stream | None:
-        """A stream beside the one that the backward pass uses; None on a CPU."""
-        if device.type == 'cuda' and device not in self._streams:
+    def _stream(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Inside, work goes on a stream beside the one that the backward pass uses."""
+        if device.type != 'cuda':  # not torch.cuda.stream(None), which looks for a GPU each time
+            return nullcontext()
+        if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)
-        return self._streams.get(device)
+        return torch.cuda.stream(self._streams[device])
 
     def _take_down_the_path(self, bucket: Bucket) -> Outcome:
         start, before = time.perf_counter(), replace(self.engine.traffic)
