@@ -34,6 +34,7 @@ from dgc.parameter_server import (
     WorkerOptimizer,
     dual_way,
 )
+from utils.allocator import keep_freed_memory
 
 LR, MOMENTUM = 0.01, 0.9
 WARMUP = 2  # steps, on fast links: to allocate, connect and adapt
@@ -182,6 +183,7 @@ def end_after(seconds: float) -> None:
 
 def main(path: str) -> None:
     """Carry out the task at ``path``."""
+    keep_freed_memory()
     task, engine = Task.read(Path(path)), dgc.create()
     torch.set_num_threads(1)
     if task.mode not in MODES:

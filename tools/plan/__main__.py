@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bench.options import Parser, complain, end_tidily, positive
 from tools.cluster.rates import parse_rate
+from utils.allocator import keep_freed_memory
 from utils.config import ConfigError, load
 from utils.config.loading import check_exists
 from utils.launch import Refused
@@ -104,6 +105,7 @@ def main(argv: Sequence[str]) -> int:
     """Returns the exit code."""
     arguments, overrides = parse(argv)
     end_tidily()
+    keep_freed_memory()  # as train.py does
     try:
         configs = load(arguments.configs, overrides, OPTIONS) if arguments.configs else None
         if configs is not None:
