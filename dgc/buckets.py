@@ -1,4 +1,4 @@
-"""Parameters that travel together, and their flat storage."""
+"""Parameters that travel together, their gradients, and what is kept back of them."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ class Bucket:
 
     What autograd computed is lent, and the mean is written there: a gradient in ``pieces``. Whoever
     wants one flat ``gradient`` has it brought together: copied, once a step, into storage of the
-    bucket's own, of which each ``.grad`` is then a view. A bucket that is always dense, whose sum
-    wants that, copies each gradient as it comes. The order is the parameter's logical one, whatever
-    its memory format. State is saved and restored by parameter name, so a later run may group the
-    parameters differently.
+    bucket's own, of which each ``.grad`` is then a view. Where that is to be expected, each is
+    copied as it comes: in a bucket that is always dense, and where no kernel reads pieces. So is
+    one that shares its memory with another tensor, as autograd's may, since what is lent is written
+    to. The order is the parameter's logical one, whatever its memory format. State is saved and
+    restored by parameter name, so a later run may group the parameters differently.
 
     dtype, device: of the parameters, and so of their gradients.
     buffers: float32 ``[n]`` each, what the memory keeps.
@@ -54,7 +55,7 @@ class Bucket:
         self.schedule = schedule
         self.ratio = 1.0
         self.dtype, self.device = first.dtype, first.device
-        self._lent: dict[int, Tensor] = {}  # offset → what autograd stored, flat
+        self._lent: dict[str, Tensor] = {}  # name → what autograd stored, flat
         self._own: Tensor | None = None
         self.buffers = {name: torch.zeros(numel, device=first.device) for name in buffers}
         self._wide = None
@@ -76,13 +77,11 @@ class Bucket:
     def gradient(self) -> Tensor:
         """``[n]``, of the parameters' type: the pieces, which are this one from then on."""
         if len(self._lent) == len(self.members) == 1:
-            return self._lent[0]
-        own = self._storage()
+            return self._piece(self.members[0])
         for member in self.members:
-            lent = self._lent.pop(member.offset, None)
-            if lent is not None:
-                self._bring(member, lent.view(member.parameter.shape))
-        return own
+            if member.name in self._lent:
+                self._part(member).copy_(self._piece(member))
+        return self._reclaim()
 
     @gradient.setter
     def gradient(self, flat: Tensor) -> None:
@@ -93,11 +92,16 @@ class Bucket:
         """Flat tensors that one after another are the gradient; written to, they change it."""
         if not self._lent:
             return [self._storage()]
-        return [self._piece(member) for member in self.members]
+        return [self._piece(member) for member in self.members if member.parameter.numel()]
 
     def _piece(self, member: Member) -> Tensor:
-        lent, end = self._lent.get(member.offset), member.offset + member.parameter.numel()
-        return self._storage()[member.offset : end] if lent is None else lent
+        """A parameter's gradient, flat."""
+        lent = self._lent.get(member.name)
+        return self._part(member) if lent is None else lent
+
+    def _part(self, member: Member) -> Tensor:
+        """A parameter's place in this bucket's own storage."""
+        return self._storage()[member.offset : member.offset + member.parameter.numel()]
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         """Each parameter's name and gradient, in its shape, wherever it lies."""
@@ -106,8 +110,12 @@ class Bucket:
 
     @property
     def total(self) -> Tensor:
-        """Float32 ``[n]``, where a dense sum comes; ``gradient`` itself where that is float32."""
-        return self.gradient if self._wide is None else self._wide
+        """Float32 ``[n]``, where a dense sum comes: in the place of the gradient, where that is
+        float32, which it need not hold any longer."""
+        if self._wide is not None:
+            return self._wide
+        alone = len(self._lent) == len(self.members) == 1
+        return self.gradient if alone else self._reclaim()
 
     @property
     def momentum(self) -> float:
@@ -133,27 +141,11 @@ class Bucket:
     def collect(self, member: Member) -> None:
         """Take what autograd, or the user, stored in ``.grad``; nothing is 0."""
         grad = member.parameter.grad
+        self._lent.pop(member.name, None)
         if grad is not None and self._borrows(grad):
-            self._lent[member.offset] = grad.detach().view(-1)
-        else:
-            self._lent.pop(member.offset, None)
-            self._bring(member, grad)
-
-    def _borrows(self, grad: Tensor) -> bool:
-        """Whether a gradient can stay where it is."""
-        wanted = self.schedule is not None or len(self.members) == 1
-        fits = grad.dtype == self.dtype and not grad.is_sparse and grad.is_contiguous()
-        return wanted and fits and not self._holds(grad)
-
-    def _holds(self, grad: Tensor) -> bool:
-        """Whether it lies in this bucket's own storage."""
-        if self._own is None:
-            return False
-        return grad.untyped_storage().data_ptr() == self._own.untyped_storage().data_ptr()
-
-    def _bring(self, member: Member, grad: Tensor | None) -> None:
-        """Into this bucket's own storage, of which ``.grad`` becomes a view."""
-        view = part_of(self._storage(), member.offset, member.parameter)
+            self._lent[member.name] = grad.detach().view(-1)
+            return
+        view = self._part(member).view(member.parameter.shape)
         if grad is None:
             view.zero_()
         elif grad.is_sparse:
@@ -161,6 +153,19 @@ class Bucket:
         elif grad.data_ptr() != view.data_ptr():
             view.copy_(grad)
         member.parameter.grad = view
+
+    def _borrows(self, grad: Tensor) -> bool:
+        """Whether a gradient can stay where it is."""
+        lends = self.schedule is not None and ops.is_native(self.device)
+        fits = grad.dtype == self.dtype and not grad.is_sparse and grad.is_contiguous()
+        return (lends or len(self.members) == 1) and fits and ops.is_sole(grad)
+
+    def _reclaim(self) -> Tensor:
+        """Give back all that was lent, for views of this bucket's own storage."""
+        for member in self.members:
+            if self._lent.pop(member.name, None) is not None:
+                member.parameter.grad = self._part(member).view(member.parameter.shape)
+        return self._storage()
 
     def _storage(self) -> Tensor:
         """``[n]`` of this bucket's own, made when it is first wanted."""
@@ -179,7 +184,7 @@ class Bucket:
                 member.parameter.grad.zero_()
 
     def hold(self, values: Tensor) -> Tensor:
-        """``values[n]`` in ``total``, to be summed in place; overwrites a float32 gradient."""
+        """``values[n]`` in ``total``, to be summed in place."""
         return self.total if values is self.total else self.total.copy_(values)
 
     def assign_mean(self, parts: Sequence[Sparse], workers: int) -> None:
@@ -192,9 +197,11 @@ class Bucket:
             if len(self._lent) == len(self.members):
                 self._own = None  # from dense steps before this one
             return
-        self.total.div_(workers)  # where the sum is already
-        if self._wide is not None:
-            self.gradient.copy_(self._wide)
+        mean = self.total.div_(workers)  # where the sum is already
+        if mean is self._wide:
+            sizes = [len(piece) for piece in self.pieces]
+            for piece, its in zip(self.pieces, mean.split(sizes), strict=True):
+                piece.copy_(its)
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Copies of what is kept back: parameter name to buffer name to tensor."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -113,10 +113,10 @@ class Reducer:
         usable = self.composition.overlaps or self._prepare_all()
         if usable:
             self._start_in_order()
-        pending, self._pending = self._pending, []
-        outcomes = [future.result() for future in pending]
+        outcomes = [future.result() for future in self._pending]
         for outcome in outcomes:
             outcome.done.wait()
+        self._pending = []
         self._ready = [False] * len(self.buckets)
         self.progress.wait += time.perf_counter() - start
         self.progress.steps += 1
@@ -140,6 +140,7 @@ class Reducer:
 
         Raises ValueError where something that was kept back has no place here and would be lost.
         """
+        self._abandon()
         places = {m.name: bucket.buffers for bucket in self.buckets for m in bucket.members}
         for name, buffers in state_dict['memory'].items():
             for buffer in buffers.keys() - places.get(name, {}).keys():
@@ -151,6 +152,13 @@ class Reducer:
             bucket.load_state_dict(state_dict['memory'])
         self.composition.compressor.load_state_dict(state_dict['compressor'])
         self.composition.exchange.load_state_dict(state_dict.get('exchange', {}))
+
+    def _abandon(self) -> None:
+        """Forget a step that did not come to its end, once what it began is over."""
+        wait(self._pending)
+        self._pending = []
+        self._ready = [False] * len(self.buckets)
+        self._failures.clear()
 
     def _start_in_order(self) -> None:
         while len(self._pending) < len(self.buckets) and self._ready[len(self._pending)]:

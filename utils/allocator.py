@@ -6,6 +6,7 @@ import ctypes
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 MOST = 2**31 - 1  # that an int holds: 2 GiB
+MAPPED = (MOST, 2**25)  # the second is the most that older versions take
 
 
 def keep_freed_memory() -> bool:
@@ -19,4 +20,6 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # not glibc
         return False
-    return all(mallopt(option, MOST) == 1 for option in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD))
+    # In this order: any setting ends glibc's own adapting, without which small blocks are mapped.
+    mapped = any(mallopt(M_MMAP_THRESHOLD, size) == 1 for size in MAPPED)
+    return mapped and mallopt(M_TRIM_THRESHOLD, MOST) == 1

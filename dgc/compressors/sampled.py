@@ -17,19 +17,18 @@ from dgc.sparse import Sparse
 # are no more independent than neighbours are; with MANY runs that costs the threshold little.
 RUN = 4
 MANY = 1024
-# Too few candidates cost another pass, those to spare are trimmed at once.
-SPARE = 1.2
 
 
 class SampledTopK(Compressor):
-    """Top-k by the threshold that the top-k of a sample sets, at the cost of one comparison.
+    """Top-k by the threshold that a sample sets, at the cost of one comparison.
 
     The settings carry the names and defaults of the published release. An overfull selection is
     trimmed by magnitude; the release cuts it by position, which starves the end of every tensor.
 
     sample_ratio: share of the elements sampled, at least 1 % and at least ``2 / ratio`` elements.
     strided_sample: evenly spaced from a random start; otherwise drawn uniformly.
-    compress_upper_bound: a selection above this multiple of ``k`` is overfull.
+    compress_upper_bound: a selection above this multiple of ``k`` is overfull; where it is trimmed
+        at once, so many are aimed at.
     compress_lower_bound: below this multiple, the threshold is lowered by the same factor.
     max_adaptation_iters: how often the threshold may be corrected.
     resample: an overfull selection is trimmed at once, by its exact top-k; otherwise the threshold
@@ -79,9 +78,10 @@ class SampledTopK(Compressor):
         return adapt(corrected, threshold, k, self._correction()).sparse
 
     def _rank(self, samples: int, ratio: float) -> int:
-        """Which of the largest of ``samples`` is the threshold."""
+        """Which of the largest of ``samples`` is the threshold. Too few candidates cost another
+        pass, those to spare are trimmed; where they cost one too, it is the published rank."""
         rank = keep(samples, ratio)
-        return min(math.ceil(SPARE * rank), samples) if self.resample else rank
+        return min(math.ceil(self.upper_bound * rank), samples) if self.resample else rank
 
     def _positions(self, corrected: Corrected, stride: int, draw: random.Random) -> Tensor:
         """About ``n / stride`` positions of ``n``, int64: what the threshold is estimated from."""

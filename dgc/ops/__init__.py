@@ -15,11 +15,12 @@ from contextvars import ContextVar
 from functools import cache
 
 import torch
+from torch import Tensor
 
 from dgc.ops import reference
 from dgc.ops.contract import FUSED_TYPES, Found, Kernels, Update
 
-__all__ = ['Found', 'Kernels', 'Update', 'is_fused', 'is_native', 'kernels', 'unfused']
+__all__ = ['Found', 'Kernels', 'Update', 'is_fused', 'is_native', 'is_sole', 'kernels', 'unfused']
 
 _unfused = ContextVar('unfused', default=False)
 log = logging.getLogger('dgc')
@@ -48,6 +49,12 @@ def is_fused(dtype: torch.dtype, device: torch.device) -> bool:
 def is_native(device: torch.device) -> bool:
     """Whether the C++ library serves a device."""
     return device.type == 'cpu' and kernels(device) is not reference
+
+
+def is_sole(tensor: Tensor) -> bool:
+    """Whether nobody else holds the memory of ``tensor``, which may then be written to. Only the
+    C++ library can tell; without it, False."""
+    return _kernels('cpu') is not reference and torch.ops.dgc.holders(tensor) == 1
 
 
 @cache

@@ -73,24 +73,24 @@ def step(parameter: Tensor, gradient: Tensor, buffer: Tensor, group: dict[str, A
 
 
 def finite(tensors: Sequence[Tensor]) -> bool:
-    """One reading pass, up to the first element that is not."""
+    """One reading pass, which ends soon after the first element that is not."""
     if all(tensor.dtype in FUSED_TYPES and tensor.is_contiguous() for tensor in tensors):
         return torch.ops.dgc.finite([tensor.view(-1) for tensor in tensors])
     return reference.finite(tensors)
 
 
 def in_order(indices: Tensor, numel: int) -> bool:
-    """``dgc.codec.indices.in_order`` in one pass."""
+    """``dgc.codec.indices.in_order_plainly`` in one pass."""
     return torch.ops.dgc.in_order(indices.contiguous(), numel)
 
 
 def linear_encode(values: Tensor, bits: int, block: int) -> Tensor:
-    """``dgc.codec.values.Linear.encode`` in two passes over the values of a block."""
+    """``dgc.codec.values.Linear.encode_plainly`` in two passes over the values of a block."""
     return torch.ops.dgc.linear_encode(values.contiguous(), bits, block)
 
 
 def linear_decode(section: Tensor, count: int, bits: int, block: int) -> tuple[Tensor, bool]:
-    """``dgc.codec.values.Linear.decode``; False where the scale of a block makes no sense."""
+    """``dgc.codec.values.Linear.decode_plainly``; False where a block's scale makes no sense."""
     return torch.ops.dgc.linear_decode(section.contiguous(), count, bits, block)
 
 

@@ -33,7 +33,8 @@ class Costs:
     """Of a composition among some workers.
 
     sparse: None where its messages were never shorter than dense ones.
-    copy: seconds by elements, of parameters that share a dense bucket.
+    copy: seconds by elements, of parameters that share a dense bucket. That a sparse one copies
+        them too where no kernel reads pieces is left out.
     moving: the processor's seconds in moving a byte, beside the exchange.
     """
 

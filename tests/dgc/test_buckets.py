@@ -5,6 +5,7 @@ import torch
 from dgc_helpers import parameters
 from torch.nn import Parameter
 
+from dgc import ops
 from dgc.buckets import Bucket
 from dgc.planner import PerTensor
 from dgc.rules import LayerRules
@@ -137,6 +138,9 @@ def addresses(bucket):
     return [member.parameter.grad.data_ptr() for member in bucket.members]
 
 
+@pytest.mark.skipif(
+    not ops.is_native(torch.device('cpu')), reason='only compiled kernels read pieces'
+)
 class TestLending:
     """Gradients that share a bucket which may be sparse."""
 
@@ -211,10 +215,27 @@ class TestLending:
 
     def test_nothing_is_held_once_they_are_forgotten(self):
         bucket = lending()
-        held = [weakref.ref(member.parameter.grad) for member in bucket.members]
         collect_all(bucket)
+        ours = [member.parameter.grad.detach() for member in bucket.members]
         bucket.zero()
-        assert [reference() for reference in held] == [None, None]
+        assert all(ops.is_sole(each) for each in ours)
+
+    def test_one_that_another_tensor_shares_is_copied(self):
+        bucket = lending()
+        first, second = (member.parameter.grad for member in bucket.members)
+        theirs = first[1]
+        collect_all(bucket)
+        bucket.assign_mean([Sparse(torch.ones(1), torch.tensor([3]), 10)], workers=1)
+        assert theirs.tolist() == [2.0] * 3
+        assert bucket.members[0].parameter.grad.tolist() == [[0, 0, 0], [1, 0, 0]]
+        assert bucket.pieces[1].data_ptr() == second.data_ptr()
+
+    def test_where_no_kernel_reads_pieces_they_are_copied(self):
+        with ops.unfused():
+            bucket = lending()
+            collect_all(bucket)
+            assert len(bucket.pieces) == 1
+        assert addresses(bucket)[0] == bucket.gradient.data_ptr()
 
 
 class TestHyperparameters:

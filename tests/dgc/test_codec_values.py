@@ -180,3 +180,53 @@ def test_the_result_has_storage_of_its_own(coding):
     decoded = coding.decode(section, 5)
     section.zero_()
     assert (decoded == 1).all()
+
+
+def awkward_values():
+    """Values that fill blocks or do not, lie half-way, or are hardly numbers."""
+    draw = torch.Generator().manual_seed(0)
+    special = [0.0, -0.0, 1e-45, -1e-45, FLOAT_MAX, -FLOAT_MAX, 0.5, 1.5, 2.5, 63.5, -63.5, 3.5]
+    yield torch.empty(0)
+    yield torch.tensor(special)
+    yield torch.tensor([*special, torch.inf, torch.nan])
+    yield torch.randint(-(2**31), 2**31 - 1, (5001,), generator=draw).int().view(torch.float32)
+    for count in (1, 2, 127, 128, 129, 255, 256, 257, 3001):
+        yield (torch.arange(count) % 255 - 127) / 2
+        yield (torch.arange(count) % 15 - 7) / 2
+        for exponent in (-149, -140, -126, -20, 0, 100, 127):
+            uniform = torch.rand(count, generator=draw, dtype=torch.float64) * 2 - 1
+            yield (uniform * 2.0**exponent).float()
+
+
+def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+@every_block_coding
+class TestTwins:
+    """The C++ against the plain reference; without a compiler, the reference against itself."""
+
+    def test_they_write_the_same_bytes_and_read_the_same_values(self, name):
+        coding = VALUES[name]
+        for values in awkward_values():
+            section = coding.encode(values)
+            assert same_bytes(section, coding.encode_plainly(values))
+            ours, plain = (
+                decode(section, len(values)) for decode in (coding.decode, coding.decode_plainly)
+            )
+            assert torch.equal(ours.isnan(), plain.isnan())
+            assert same_bytes(ours.nan_to_num(7.0), plain.nan_to_num(7.0))
+
+    @settings(max_examples=200, deadline=None)
+    @given(data=st.binary(max_size=600), count=st.integers(0, 900))
+    def test_they_make_the_same_of_any_bytes(self, name, data, count):
+        coding = VALUES[name]
+        raw = data.ljust(coding.capacity(count), b'x')[: coding.capacity(count)]
+        section = torch.frombuffer(bytearray(raw) or bytearray(1), dtype=torch.uint8)[: len(raw)]
+        found = []
+        for decode in (coding.decode, coding.decode_plainly):
+            try:
+                found.append(decode(section, count).nan_to_num(7.0).tolist())
+            except CodecError as error:
+                found.append(str(error))
+        assert found[0] == found[1]

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import math
 
 import pytest
 import torch
@@ -185,6 +186,17 @@ class TestSpread:
         assert same_bits(torch.cat(fast).float(), torch.cat(plain).float())
         assert same_bits(torch.cat(plain).float(), whole[0].to(dtype).float())
 
+    def test_special_numbers_arrive_as_they_are(self):
+        special = torch.tensor([0.0, -0.0, 1e-45, -1e-45, 3e38, torch.inf, -torch.inf, torch.nan])
+        indices = torch.arange(len(special))
+        parts = [Sparse(each, indices, 8) for each in (special, special.flip(0), special)]
+        fast, plain = (torch.ones(8).split([3, 5]) for _ in '12')
+        native.spread(fast, parts, 0.5)
+        reference.spread(plain, parts, 0.5)
+        one, other = torch.cat(fast), torch.cat(plain)
+        assert torch.equal(one.isnan(), other.isnan())
+        assert same_bits(one.nan_to_num(7.0), other.nan_to_num(7.0))
+
     @pytest.mark.parametrize(
         ('pieces', 'part'),
         [
@@ -199,6 +211,20 @@ class TestSpread:
     def test_what_does_not_fit_is_refused(self, pieces, part):
         with pytest.raises(RuntimeError, match='dgc: '):
             native.spread(pieces, [part], 1.0)
+
+
+@native_only
+@pytest.mark.parametrize('dtype', [*DTYPES, torch.float64])
+@pytest.mark.parametrize('numel', [1, 7, 8191, 8192, 8193, 100_003])
+def test_what_is_not_finite_is_found_wherever_it_is(dtype, numel):
+    draw = torch.randn(numel, generator=torch.Generator().manual_seed(0)).to(dtype)
+    most = torch.finfo(dtype).max
+    for place in (0, numel // 2, numel - 1):
+        for value in (torch.inf, -torch.inf, torch.nan, most, -most, -0.0):
+            tensor = draw.clone()
+            tensor[place] = value
+            assert reference.finite([tensor]) == math.isfinite(value)
+            assert native.finite([draw, tensor, draw]) == math.isfinite(value)
 
 
 @native_only

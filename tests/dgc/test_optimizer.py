@@ -1,5 +1,7 @@
 """DistributedOptimizer: what a training loop may do to it, and what it refuses."""
 
+import time
+
 import pytest
 import torch
 from dgc_helpers import exact, kept_by, loss, parameters, set_gradients, target, train, values, wrap
@@ -7,10 +9,12 @@ from torch import nn
 from torch.nn import Parameter
 
 import dgc
+from dgc import ops
 from dgc.codec import Codec
 from dgc.compressors import TopK
 from dgc.engines import LocalEngine
 from dgc.memory import MomentumCorrection, Residual
+from dgc.planner import BySize, PerTensor
 
 MAKERS = {
     'dense': dgc.dense,
@@ -206,6 +210,60 @@ class TestShapesAndTypes:
             return model.weight.detach()
 
         assert torch.equal(run(True), run(False))
+
+
+@pytest.mark.parametrize('planner', [BySize(), PerTensor()], ids=['by size', 'per tensor'])
+class TestMemoryOfGradients:
+    """Whose memory autograd hands over: the mean is written into what is ours alone."""
+
+    def test_two_parameters_may_share_a_gradient(self, planner):
+        named = [(name, Parameter(torch.zeros(20, 30))) for name in 'ab']
+        optimizer = wrap(named, exact(0.1, planner=planner), lr=1.0)
+        a, b = (parameter for _, parameter in named)
+        ((a[None] + b[None]) * torch.arange(600.0).view(1, 20, 30)).sum().backward()
+        optimizer.step()
+        assert a.min() == b.min() == -599
+        assert a.count_nonzero() == b.count_nonzero() == 60
+
+    def test_the_backward_pass_may_still_need_one(self, planner):
+        """The bucket of ``place`` is on its way while its gradient becomes that of ``weight``."""
+        draw = torch.Generator().manual_seed(0)
+        shapes = {'weight': (64, 64), 'place': (32, 64), 'head': (64, 64)}
+        named = [(name, Parameter(torch.randn(s, generator=draw))) for name, s in shapes.items()]
+        weight, place, head = (parameter for _, parameter in named)
+        inputs = torch.randn(1, 32, 64, generator=draw)
+
+        def loss():
+            hidden = inputs @ weight.t()
+            hidden.register_hook(lambda _: time.sleep(0.05))
+            return ((hidden + place[None]) @ head.t()).square().sum()
+
+        (true,) = torch.autograd.grad(loss(), [weight])
+        optimizer = wrap(named, exact(1.0, planner=planner), lr=1.0)
+        before = weight.detach().clone()
+        loss().backward()
+        optimizer.step()
+        torch.testing.assert_close(before - weight.detach(), true, rtol=1e-3, atol=1e-2)
+
+    @pytest.mark.skipif(
+        not ops.is_native(torch.device('cpu')), reason='only compiled kernels read pieces'
+    )
+    def test_those_of_layers_stay_where_autograd_put_them(self, planner):
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 8))
+        table = nn.Embedding(10, 48)
+        first = {}
+
+        def note(weight):
+            first[weight] = weight.grad.data_ptr()
+
+        weights = [p for p in [*table.parameters(), *model.parameters()] if p.dim() > 1]
+        for weight in weights:
+            weight.register_post_accumulate_grad_hook(note)
+        named = [*table.named_parameters('table'), *model.named_parameters('model')]
+        optimizer = wrap(named, exact(0.1, planner=planner))
+        model(table(torch.arange(10)).view(10, 3, 4, 4)).square().sum().backward()
+        optimizer.step()
+        assert first == {weight: weight.grad.data_ptr() for weight in weights}
 
 
 class TestMissingGradients:

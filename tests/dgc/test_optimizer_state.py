@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from dgc_helpers import exact, parameters, train, wrap
+from torch.nn import Parameter
 
 import dgc
 from dgc.engines import LocalEngine
@@ -36,6 +37,19 @@ class TestState:
         for name, buffers in resumed.state_dict()['memory'].items():
             for buffer, tensor in buffers.items():
                 assert torch.equal(tensor, state['memory'][name][buffer])
+
+    def test_it_ends_a_step_that_was_broken_off(self):
+        """What it had sent already is not taken for that of the next."""
+        named = [(f'p{number}', Parameter(torch.zeros(64, 64))) for number in range(3)]
+        optimizer = wrap(named, exact(0.01), lr=1.0)
+        state = copy.deepcopy(optimizer.state_dict())
+        named[2][1].sum().backward()
+        with pytest.raises(RuntimeError, match='got 2 gradients'):
+            named[2][1].sum().backward()
+        optimizer.load_state_dict(state)
+        sum(parameter.sum() for _, parameter in named).backward()
+        optimizer.step()
+        assert [int(parameter.count_nonzero()) for _, parameter in named] == [41, 41, 41]
 
     def test_the_order_of_the_parameters_may_change(self):
         _, _, state = self.saved()

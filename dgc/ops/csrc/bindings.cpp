@@ -167,6 +167,9 @@ bool finite(at::TensorList tensors) {
   return true;
 }
 
+// How many tensors, and others, hold the memory of this one.
+int64_t holders(const Tensor& tensor) { return static_cast<int64_t>(tensor.storage().use_count()); }
+
 // Zeroed by memset, which does not read what it overwrites.
 void spread(at::TensorList pieces, at::TensorList indices, at::TensorList values, double scale) {
   int64_t numel = 0;
@@ -218,10 +221,15 @@ TORCH_LIBRARY(dgc, library) {
       "sample(Tensor kept, Tensor[] gradients, Tensor? momentum_buffer, int rule, float momentum, "
       "Tensor positions) -> Tensor");
   library.def("finite(Tensor[] tensors) -> bool");
+  library.def("holders(Tensor tensor) -> int");
   library.def("spread(Tensor(a!)[] pieces, Tensor[] indices, Tensor[] values, float scale) -> ()");
   library.def(
       "step(Tensor(a!) parameter, Tensor gradient, Tensor(b!) buffer, float rate, float momentum, float decay, "
       "bool nesterov) -> ()");
+}
+
+TORCH_LIBRARY_IMPL(dgc, CompositeExplicitAutograd, library) {  // on any device
+  library.impl("holders", holders);
 }
 
 TORCH_LIBRARY_IMPL(dgc, CPU, library) {

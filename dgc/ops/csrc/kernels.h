@@ -64,7 +64,7 @@ struct Kernels {
   void (*sample)(const Memory&, const int64_t* positions, int64_t begin, int64_t end, float* out);
   // Whether [begin, end) of data holds neither an infinity nor a NaN.
   bool (*finite)(Type, const void* data, int64_t begin, int64_t end);
-  // Add scale · values[i] at indices[i] for i in [0, count); the indices ascend.
+  // Add scale · values[i] at indices[i] for i in [0, count); fastest where the indices ascend.
   void (*add)(const Pieces<float>&, const int64_t* indices, const float* values, int64_t count, float scale);
   // Update the parameters at [begin, end).
   void (*step)(const DecayedStep&, int64_t begin, int64_t end);
