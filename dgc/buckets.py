@@ -83,8 +83,8 @@ class Bucket:
                 self._part(member).copy_(self._piece(member))
         return self._reclaim()
 
-    @gradient.setter
-    def gradient(self, flat: Tensor) -> None:
+    def adopt(self, flat: Tensor) -> None:
+        """``flat[n]`` becomes the gradient, and this bucket's own storage."""
         self._lent, self._own = {}, flat
 
     @property

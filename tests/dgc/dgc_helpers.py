@@ -194,7 +194,7 @@ def watch(composition: dgc.Composition) -> dict[str, list[Selection]]:
 def twin(bucket: Bucket) -> Bucket:
     """A bucket with the same contents and storage of its own."""
     other = copy.copy(bucket)
-    other.gradient = torch.cat(bucket.pieces)
+    other.adopt(torch.cat(bucket.pieces))
     other.buffers = {name: flat.clone() for name, flat in bucket.buffers.items()}
     return other
 

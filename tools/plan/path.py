@@ -134,7 +134,7 @@ def hand_over(bucket: Bucket, gradient: Tensor) -> None:
     if bucket.schedule is None and len(bucket.members) > 1:
         bucket.gradient.copy_(gradient)
     else:
-        bucket.gradient = gradient
+        bucket.adopt(gradient)
 
 
 @contextmanager
