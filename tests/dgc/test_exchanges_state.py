@@ -175,7 +175,7 @@ class TestBruck:
 RESUMED = {
     'oktopk': lambda: OkTopK(4, 6),
     'spardl, Bruck': lambda: SparDL(4, Bruck()),
-    'spardl, sampled': lambda: SparDL(2, compressor=SampledTopK(seed=5)),
+    'spardl, sampled': lambda: SparDL(2, compressor=SampledTopK(seed=5, resample=False)),
     'spardl, periodic': lambda: SparDL(1, compressor=PeriodicThreshold(4)),
     'hierarchical oktopk': lambda: Hierarchical(OkTopK(4, 6), 2),
     'gtopk': GTopK,
