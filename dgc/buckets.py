@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from dgc import ops
+from dgc.ops.reference import fill
 from dgc.schedule import RatioSchedule
 from dgc.sparse import Sparse
 
@@ -76,12 +77,10 @@ class Bucket:
     @property
     def gradient(self) -> Tensor:
         """``[n]``, of the parameters' type: the pieces, which are this one from then on."""
-        if len(self._lent) == len(self.members) == 1:
-            return self._piece(self.members[0])
         for member in self.members:
-            if member.name in self._lent:
-                self._part(member).copy_(self._piece(member))
-        return self._reclaim()
+            if member.name in self._lent and len(self.members) > 1:
+                self._part(member).view(-1).copy_(self._lent[member.name])
+        return self._in_one()
 
     def adopt(self, flat: Tensor) -> None:
         """``flat[n]`` becomes the gradient, and this bucket's own storage."""
@@ -97,11 +96,11 @@ class Bucket:
     def _piece(self, member: Member) -> Tensor:
         """A parameter's gradient, flat."""
         lent = self._lent.get(member.name)
-        return self._part(member) if lent is None else lent
+        return self._part(member).view(-1) if lent is None else lent
 
     def _part(self, member: Member) -> Tensor:
-        """A parameter's place in this bucket's own storage."""
-        return self._storage()[member.offset : member.offset + member.parameter.numel()]
+        """A parameter's place in this bucket's own storage, in its shape."""
+        return part_of(self._storage(), member.offset, member.parameter)
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         """Each parameter's name and gradient, in its shape, wherever it lies."""
@@ -112,10 +111,7 @@ class Bucket:
     def total(self) -> Tensor:
         """Float32 ``[n]``, where a dense sum comes: in the place of the gradient, where that is
         float32, which it need not hold any longer."""
-        if self._wide is not None:
-            return self._wide
-        alone = len(self._lent) == len(self.members) == 1
-        return self.gradient if alone else self._reclaim()
+        return self._in_one() if self._wide is None else self._wide
 
     @property
     def momentum(self) -> float:
@@ -145,7 +141,7 @@ class Bucket:
         if grad is not None and self._borrows(grad):
             self._lent[member.name] = grad.detach().view(-1)
             return
-        view = self._part(member).view(member.parameter.shape)
+        view = self._part(member)
         if grad is None:
             view.zero_()
         elif grad.is_sparse:
@@ -160,11 +156,14 @@ class Bucket:
         fits = grad.dtype == self.dtype and not grad.is_sparse and grad.is_contiguous()
         return (lends or len(self.members) == 1) and fits and ops.is_sole(grad)
 
-    def _reclaim(self) -> Tensor:
-        """Give back all that was lent, for views of this bucket's own storage."""
+    def _in_one(self) -> Tensor:
+        """``[n]`` in one tensor: the only gradient, as it was lent, or this bucket's own storage,
+        of which each ``.grad`` is a view from now on, whatever it holds."""
+        if len(self._lent) == len(self.members) == 1:
+            return self._piece(self.members[0])
         for member in self.members:
             if self._lent.pop(member.name, None) is not None:
-                member.parameter.grad = self._part(member).view(member.parameter.shape)
+                member.parameter.grad = self._part(member)
         return self._storage()
 
     def _storage(self) -> Tensor:
@@ -199,9 +198,7 @@ class Bucket:
             return
         mean = self.total.div_(workers)  # where the sum is already
         if mean is self._wide:
-            sizes = [len(piece) for piece in self.pieces]
-            for piece, its in zip(self.pieces, mean.split(sizes), strict=True):
-                piece.copy_(its)
+            fill(self.pieces, mean)
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Copies of what is kept back: parameter name to buffer name to tensor."""

@@ -55,8 +55,13 @@ def spread(pieces: Sequence[Tensor], parts: Sequence[Sparse], scale: float) -> N
     for part in parts:
         part.add_to(total, alpha=scale)
     if not alone:
-        for piece, its in zip(pieces, total.split([len(p) for p in pieces]), strict=True):
-            piece.copy_(its)
+        fill(pieces, total)
+
+
+def fill(pieces: Sequence[Tensor], flat: Tensor) -> None:
+    """``pieces ← flat[n]``, of which each takes its part."""
+    for piece, its in zip(pieces, flat.split([len(p) for p in pieces]), strict=True):
+        piece.copy_(its)
 
 
 def finite(tensors: Sequence[Tensor]) -> bool:
