@@ -12,6 +12,7 @@
 #include <tuple>
 #include <vector>
 
+#include "checks.h"
 #include "kernels.h"
 
 namespace dgc {
@@ -34,12 +35,6 @@ const Kernels& kernels() {
 #else
   return baseline_kernels();
 #endif
-}
-
-void check_flat(const Tensor& tensor, at::ScalarType type, const char* name) {
-  TORCH_CHECK(tensor.device().is_cpu() && tensor.dim() == 1 && tensor.is_contiguous() && tensor.scalar_type() == type,
-              "dgc: ", name, " must be a flat, contiguous ", type, " tensor on the CPU, got ", tensor.scalar_type(),
-              " ", tensor.sizes());
 }
 
 void check_positions(const Tensor& positions, uint64_t numel) {

@@ -11,6 +11,8 @@
 #include <limits>
 #include <tuple>
 
+#include "checks.h"
+
 namespace dgc {
 namespace {
 
@@ -20,8 +22,7 @@ constexpr int64_t kScale = sizeof(float);
 constexpr float kMost = std::numeric_limits<float>::max(), kTiny = std::numeric_limits<float>::min();
 
 bool in_order(const Tensor& indices, int64_t numel) {
-  TORCH_CHECK(indices.scalar_type() == at::kLong && indices.is_contiguous() && indices.dim() == 1,
-              "dgc: indices must be flat, contiguous int64");
+  check_flat(indices, at::kLong, "indices");
   const int64_t* at = indices.const_data_ptr<int64_t>();
   const int64_t count = indices.numel();
   bool ordered = count == 0 || (at[0] >= 0 && at[count - 1] < numel);
@@ -53,8 +54,7 @@ float step_of(const float* values, int64_t count, float top) {
 }
 
 Tensor linear_encode(const Tensor& values, int64_t bits, int64_t block) {
-  TORCH_CHECK(values.scalar_type() == at::kFloat && values.is_contiguous() && values.dim() == 1,
-              "dgc: values must be flat, contiguous float32");
+  check_flat(values, at::kFloat, "values");
   const int64_t count = values.numel();
   const Layout place = layout(count, bits, block);
   Tensor section = at::zeros({place.bytes}, at::kByte);
@@ -77,8 +77,7 @@ Tensor linear_encode(const Tensor& values, int64_t bits, int64_t block) {
 
 // The values, and whether every block has a size of steps that makes sense.
 std::tuple<Tensor, bool> linear_decode(const Tensor& section, int64_t count, int64_t bits, int64_t block) {
-  TORCH_CHECK(section.scalar_type() == at::kByte && section.is_contiguous() && section.dim() == 1,
-              "dgc: a section must be flat, contiguous uint8");
+  check_flat(section, at::kByte, "a section");
   const Layout place = layout(count, bits, block);
   TORCH_CHECK(section.numel() == place.bytes, "dgc: ", count, " values do not fill ", section.numel(), " bytes");
   const uint8_t* in = section.const_data_ptr<uint8_t>();

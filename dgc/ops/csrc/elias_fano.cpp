@@ -10,6 +10,8 @@
 #include <tuple>
 #include <vector>
 
+#include "checks.h"
+
 namespace dgc {
 namespace {
 
@@ -44,8 +46,7 @@ void check(int64_t numel, int64_t count, int64_t low) {
 }
 
 Tensor encode(const Tensor& indices, int64_t numel, int64_t low) {
-  TORCH_CHECK(indices.scalar_type() == at::kLong && indices.is_contiguous() && indices.dim() == 1,
-              "dgc: indices must be flat, contiguous int64");
+  check_flat(indices, at::kLong, "indices");
   const int64_t count = indices.numel();
   check(numel, count, low);
   const int64_t begin = count * low, bits = begin + count + (numel >> low), bytes = (bits + 7) / 8;
@@ -66,8 +67,7 @@ Tensor encode(const Tensor& indices, int64_t numel, int64_t low) {
 
 // The indices, and how many ones the unary part has: the caller refuses another number than count.
 std::tuple<Tensor, int64_t> decode(const Tensor& section, int64_t numel, int64_t count, int64_t low) {
-  TORCH_CHECK(section.scalar_type() == at::kByte && section.is_contiguous() && section.dim() == 1,
-              "dgc: a section must be flat, contiguous uint8");
+  check_flat(section, at::kByte, "a section");
   check(numel, count, low);
   // In this order, nothing overflows whatever a header claims.
   const int64_t available = section.numel() * 8;
