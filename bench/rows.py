@@ -79,14 +79,19 @@ def compute(model: nn.Module, _: Engine, __: Measure) -> Trained:
     return Trained(model, sgd(model))
 
 
-def distributed(model: nn.Module) -> DistributedDataParallel:
+def distributed(model: nn.Module, bucket_mib: float | None = None) -> DistributedDataParallel:
     """Without what DDP does beyond the exchange of gradients: they are views of its buckets, and
-    BatchNorm's buffers are not broadcast."""
+    BatchNorm's buffers are not broadcast. ``bucket_mib`` MiB a bucket, None for DDP's default."""
     from torch.nn.parallel import DistributedDataParallel
 
     with warnings.catch_warnings():
         warnings.simplefilter('ignore', FutureWarning)  # torch 2.14 is to rename broadcast_buffers
-        return DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+        return DistributedDataParallel(
+            model,
+            broadcast_buffers=False,
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=bucket_mib,
+        )
 
 
 def ddp(model: nn.Module, _: Engine, __: Measure) -> Trained:
@@ -104,10 +109,14 @@ def ddp_fp16(model: nn.Module, _: Engine, __: Measure) -> Trained:
 
 
 def powersgd(model: nn.Module, _: Engine, __: Measure) -> Trained:
-    """DistributedDataParallel with PyTorch's PowerSGD, rank 4; its first two steps are dense."""
+    """DistributedDataParallel with PyTorch's PowerSGD, rank 4; its first two steps are dense.
+
+    All gradients are one bucket: for each, a thread of gloo's waits for what another one of its two
+    has to carry, so that more buckets stand still.
+    """
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
-    network = distributed(model)
+    network = distributed(model, bucket_mib=2**20)
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
     network.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     return Trained(network, sgd(model))
