@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 T = TypeVar('T')
+Job = tuple[Future[Any], Callable[[], Any]]  # what it comes to, and what is to be done
 
 
 class EngineError(RuntimeError):
@@ -47,7 +48,8 @@ class CommunicationThread:
     """
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # None: no more will come
+        self._stopped = False
         self._thread = threading.Thread(target=self._serve, name='dgc-engine', daemon=True)
         self._thread.start()
 
@@ -57,14 +59,22 @@ class CommunicationThread:
         return threading.current_thread() is self._thread
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Queue ``job``."""
+        """Queue ``job``. Raises EngineError after ``stop()``: nobody would ever carry it out."""
+        if self._stopped:
+            raise EngineError('the engine is closed: nothing can be sent any more')
         future: Future[T] = Future()
         self._jobs.put((future, job))
         return future
 
+    def stop(self) -> None:
+        """Return once all that was submitted is done, and the thread and what it held are gone."""
+        self._stopped = True
+        self._jobs.put(None)
+        self._thread.join()
+
     def _serve(self) -> None:
-        while True:
-            future, job = self._jobs.get()
+        while (queued := self._jobs.get()) is not None:
+            future, job = queued
             try:
                 future.set_result(job())
             except BaseException as error:  # handed to whoever waits for the result
@@ -143,7 +153,12 @@ class Engine(ABC):
         self._call(self._barrier, 0, 0, 0)
 
     def close(self) -> None:
-        """Leave the group. Nothing may be called afterwards."""
+        """Leave the group, once all that was submitted is done. Nothing may be called afterwards.
+
+        After an error do without: the others may be gone, and this would wait for them.
+        """
+        if self._thread is not None:
+            self._thread.stop()
 
     def _call(self, job: Callable[[], T], sent: int, received: int, messages: int) -> T:
         if self._thread is not None and not self._thread.is_current:

@@ -31,6 +31,7 @@ class HorovodEngine(Engine):
 
     def close(self) -> None:
         """Shut Horovod down."""
+        super().close()
         self._hvd.shutdown()
 
     def _all_reduce(self, tensor: Tensor) -> Tensor:

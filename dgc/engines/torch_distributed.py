@@ -8,11 +8,29 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
 
 from dgc.engines.base import Engine, EngineError
 
 # torch 2.14 renamed it, and warns on every use of the old name.
 all_gather_single = getattr(dist, 'all_gather_single', None) or dist.all_gather_into_tensor
+
+# Of the default groups that engines of this process have made. They stay open: it may be rank 0
+# that serves them, and others may be at their next group while it closes the last.
+stores: list[Store] = []
+
+
+def make_default_group(backend: str, timeout: timedelta) -> None:
+    """From the environment, under a prefix of its own in the store of the launcher.
+
+    The store outlives a group. The next one, which torch would name alike, would find the last
+    one's addresses there, and wait for processes that no longer listen.
+    """
+    store, rank, size = next(iter(rendezvous('env://', timeout=timeout)))
+    stores.append(store)
+    prefixed = PrefixStore(f'dgc/{len(stores)}', store)
+    dist.init_process_group(backend, timeout=timeout, store=prefixed, rank=rank, world_size=size)
 
 
 class TorchEngine(Engine):
@@ -35,7 +53,7 @@ class TorchEngine(Engine):
         self._made_default_group = not dist.is_initialized()
         if self._made_default_group:
             try:
-                dist.init_process_group(backend, timeout=limit)
+                make_default_group(backend, limit)
             except (ValueError, RuntimeError) as error:
                 first_line = str(error).strip().splitlines()[0]
                 raise EngineError(
@@ -56,7 +74,11 @@ class TorchEngine(Engine):
 
     def close(self) -> None:
         """Destroy the groups that this engine made."""
+        super().close()
         dist.destroy_process_group(self._group)
+        # The last reference, with which gloo's threads end. One that still has a tensor to let go
+        # of while the interpreter shuts down would abort the process.
+        del self._group
         if self._made_default_group:
             dist.destroy_process_group()
 
