@@ -55,7 +55,7 @@ class Layers:
 
     def greedy(self) -> float:
         """Seconds of what the published rule finds."""
-        return self.seconds(greedy(len(self.sizes), self.together))
+        return self.seconds(greedy(len(self.sizes), self.together, self.backward))
 
 
 def every_grouping(count: int) -> Iterator[list[int]]:

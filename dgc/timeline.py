@@ -1,8 +1,9 @@
 """When the buckets of a step come through, on a worker with one core and one link.
 
 The core makes the forward and the backward pass, and whatever the paths of the buckets cost it on
-the way. Buckets go down their path one after another, as one thread takes them, so the link carries
-one at a time. Arithmetic only: nothing is measured here.
+the way. While the backward pass goes on, a path has half of the core, as of two threads each has.
+Buckets go down their path one after another, as one thread takes them, so the link carries one at a
+time. Arithmetic only: nothing is measured here.
 """
 
 from __future__ import annotations
@@ -26,19 +27,22 @@ class Passage(NamedTuple):
 
 
 class State(NamedTuple):
-    """Of a worker that has taken some buckets down their path.
+    """Of a worker that has taken some buckets down their path, in seconds after the step's begin.
 
-    free: seconds after the step's begin, when the last of them was through.
-    spent: seconds that the core has spent on them, so that what it does else comes as much later.
+    backward: when the backward pass would end if there were no buckets.
+    free: when the last of them was through.
+    spent: that the core has spent on them, so that what it does else comes as much later.
     """
 
+    backward: float
     free: float = 0.0
     spent: float = 0.0
 
     def after(self, passage: Passage) -> State:
         """With one more: it waits for its gradients, and for the bucket before it."""
         return State(
-            self.begin(passage) + passage.processor + passage.network,
+            self.backward,
+            self.sent(passage) + passage.network,
             self.spent + passage.processor + passage.moving,
         )
 
@@ -46,9 +50,17 @@ class State(NamedTuple):
         """When one more would enter its path."""
         return max(passage.ready + self.spent, self.free)
 
-    def end(self, backward: float) -> float:
-        """When all is over, of a backward pass that would end at ``backward`` on its own."""
-        return max(backward + self.spent, self.free)
+    def sent(self, passage: Passage) -> float:
+        """When its message would leave: what is done while the backward pass goes on takes twice as
+        long."""
+        begin = self.begin(passage)
+        left = max(self.backward + self.spent - begin, 0.0)
+        return begin + passage.processor + min(passage.processor, left)
+
+    @property
+    def end(self) -> float:
+        """When all is over."""
+        return max(self.backward + self.spent, self.free)
 
 
 class Span(NamedTuple):
@@ -59,19 +71,19 @@ class Span(NamedTuple):
     end: float
 
 
-def spans(passages: Sequence[Passage]) -> list[Span]:
-    """Of each bucket, in order; seconds after the step's begin."""
-    state, found = State(), []
+def spans(passages: Sequence[Passage], backward: float) -> list[Span]:
+    """Of each bucket, in order; seconds after the step's begin. backward: see :class:`State`."""
+    state, found = State(backward), []
     for passage in passages:
-        begin = state.begin(passage)
+        begin, sent = state.begin(passage), state.sent(passage)
         state = state.after(passage)
-        found.append(Span(begin, begin + passage.processor, state.free))
+        found.append(Span(begin, sent, state.free))
     return found
 
 
 def end(passages: Sequence[Passage], backward: float) -> float:
     """When the backward pass and all exchanges have ended, in seconds after the step's begin."""
-    state = State()
+    state = State(backward)
     for passage in passages:
         state = state.after(passage)
-    return state.end(backward)
+    return state.end

@@ -15,7 +15,7 @@ from dgc.timeline import Passage, State
 Together = Callable[[int, int], Passage]
 
 
-def greedy(count: int, together: Together) -> list[int]:
+def greedy(count: int, together: Together, backward: float) -> list[int]:
     """OMGS-SGD (Shi et al., INFOCOM 2020): where each group stops, of ``count`` pieces.
 
     From the first gradient to the last: a group takes the next piece in where waiting for it costs
@@ -28,7 +28,7 @@ def greedy(count: int, together: Together) -> list[int]:
     with s the processor's time and c the network's. With s = 0 it is MG-WFBP (Shi et al., INFOCOM
     2019).
     """
-    stops, state, first = [], State(), 0
+    stops, state, first = [], State(backward), 0
     for following in range(1, count):
         group, both = together(first, following), together(first, following + 1)
         alone = together(following, following + 1)
@@ -55,14 +55,14 @@ def exact(count: int, together: Together, backward: float) -> list[int]:
     no sooner, and the core no less delayed, than another can be forgotten: every end that follows
     from it is no sooner either (dgc/timeline.py is monotone in both).
     """
-    best: list[list[Label]] = [[Label(State(), None)]]
+    best: list[list[Label]] = [[Label(State(backward), None)]]
     for stop in range(1, count + 1):
         found = []
         for first in range(stop):
             passage = together(first, stop)
             found += [Label(label.state.after(passage), (stop, label)) for label in best[first]]
         best.append(undominated(found))
-    label = min(best[count], key=lambda each: (each.state.end(backward), each.state.spent))
+    label = min(best[count], key=lambda each: (each.state.end, each.state.spent))
     stops: list[int] = []
     while label.stops is not None:
         stop, label = label.stops

@@ -154,7 +154,7 @@ class Merged(Timed):
     def stops(self, lane: Lane, forecast: Forecast) -> list[int]:
         """Where each bucket of the lane stops."""
         if len(lane.members) > AFFORDABLE:
-            return greedy(len(lane.members), together(lane, forecast))
+            return greedy(len(lane.members), together(lane, forecast), forecast.timing.backward)
         return exact(len(lane.members), together(lane, forecast), forecast.timing.backward)
 
 
@@ -164,7 +164,7 @@ class MergedGreedily(Merged):
 
     def stops(self, lane: Lane, forecast: Forecast) -> list[int]:
         """See :meth:`Merged.stops`."""
-        return greedy(len(lane.members), together(lane, forecast))
+        return greedy(len(lane.members), together(lane, forecast), forecast.timing.backward)
 
 
 @dataclass(frozen=True)

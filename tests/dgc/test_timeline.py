@@ -32,5 +32,17 @@ class TestTimeline:
 
     def test_spans_say_when_each_enters_leaves_and_is_back(self):
         passages = [Passage(2.0, 1.0, 0.5, 4.0), Passage(3.0, 2.0, 0.0, 1.0)]
-        assert spans(passages) == [Span(2.0, 3.0, 7.0), Span(7.0, 9.0, 10.0)]
-        assert end(passages, 4.0) == pytest.approx(10.0)
+        assert spans(passages, 2.0) == [Span(2.0, 3.0, 7.0), Span(7.0, 9.0, 10.0)]
+        assert end(passages, 2.0) == pytest.approx(10.0)
+
+    def test_beside_the_backward_pass_a_path_has_half_of_the_core(self):
+        # From 2 to 6, when it has done its 2 s of work, and the backward pass 2 of its last 8.
+        path = Passage(2.0, 2.0, 0.0, 1.0)
+        assert spans([path], 10.0) == [Span(2.0, 6.0, 7.0)]
+        assert end([path], 10.0) == 12.0
+
+    def test_the_rest_of_a_path_has_all_of_it(self):
+        # To 4 each has its 1 s of work done, which is all that the backward pass has left.
+        path = Passage(2.0, 4.0, 0.0, 1.0)
+        assert spans([path], 3.0) == [Span(2.0, 7.0, 8.0)]
+        assert end([path], 3.0) == 8.0

@@ -50,19 +50,20 @@ class TestDivisions:
 
 class TestDrawing:
     two = Division(
-        'merged', Plan([]), [Passage(2.0, 1.0, 0.0, 3.0), Passage(4.0, 1.0, 0.0, 2.0)],
+        'merged', Plan([]), [Passage(2.0, 1.0, 0.0, 2.0), Passage(4.0, 1.0, 0.0, 2.0)],
         forward=1.0, backward=4.0, end=8.0,
     )  # fmt: skip
 
     def test_text_by_hand(self):
-        # 1 s is 10.5 columns of 84. The first is compressed from 2 to 3 and sent until 6, so the
-        # second, ready at 5, since the core was away for 1, from 6 to 7, and until 9: too late.
+        # 0.1 s is a column of 84. The first is compressed from 2 to 4, beside the backward pass,
+        # and sent until 6, so the second, ready at 5, since the core was away for 1, from 6 to 7,
+        # when it has the core, and until 9: too late.
         lines = gantt.text([self.two._replace(end=8.4)]).splitlines()
         assert '100.0 ms a column' in lines[0]
         assert lines[2] == 'merged: 2 buckets, 8400.0 ms a step'
         assert lines[3] == '  backward     ' + '-' * 10 + '=' * 50
-        assert lines[4] == '  compress     ' + ' ' * 20 + '1' * 10 + ' ' * 30 + '2' * 10
-        assert lines[5] == '  communicate  ' + ' ' * 30 + '1' * 30 + ' ' * 10 + '2' * 15
+        assert lines[4] == '  compress     ' + ' ' * 20 + '1' * 20 + ' ' * 20 + '2' * 10
+        assert lines[5] == '  communicate  ' + ' ' * 40 + '1' * 20 + ' ' * 10 + '2' * 15
 
     def test_what_is_too_short_for_a_column_has_one(self):
         assert gantt.paint([(0.0, 0.0, 'a'), (1.0, 1.001, 'b')], 10.0) == 'a         b'

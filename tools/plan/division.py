@@ -39,7 +39,7 @@ class Division(NamedTuple):
     @property
     def spans(self) -> list[Span]:
         """Of each bucket."""
-        return spans(self.passages)
+        return spans(self.passages, self.backward)
 
     @property
     def core(self) -> float:
