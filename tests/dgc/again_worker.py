@@ -1,4 +1,4 @@
-"""One process of test_engines_torch: engines made one after another, each closed before the next.
+"""One process of test_engines_closed: engines made one after another, each closed before the next.
 
 LAUNCHER python again_worker.py
 """
@@ -6,6 +6,7 @@ LAUNCHER python again_worker.py
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import torch
 
@@ -13,6 +14,7 @@ from dgc import engines
 from dgc.engines import Engine
 
 TIMES = 6
+THREADS = Path('/proc/self/task')  # of Linux
 
 
 def gathered(engine: Engine) -> list[int]:
@@ -20,8 +22,15 @@ def gathered(engine: Engine) -> list[int]:
     return engine.all_gather(torch.tensor([engine.rank])).flatten().tolist()
 
 
+def carriers() -> list[str]:
+    """Threads of this process that carry bytes, or ask for it."""
+    names = [(thread / 'comm').read_text().strip() for thread in THREADS.glob('*')]
+    return [name for name in names if 'gloo' in name or 'dgc' in name]
+
+
 if __name__ == '__main__':
     for _ in range(TIMES):
         ranks = engines.run(gathered, 'torch')
         assert ranks == [*range(len(ranks))], ranks
+        assert not carriers(), carriers()
     sys.stdout.write(f'all {TIMES}\n')  # in one piece, which print does not write
