@@ -1,4 +1,4 @@
-"""One process of test_engines_closed: engines made one after another, each closed before the next.
+"""One process of test_engines_thread: engines made one after another, each closed before the next.
 
 LAUNCHER python again_worker.py
 """

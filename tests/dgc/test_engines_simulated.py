@@ -5,13 +5,10 @@ import random
 import numpy as np
 import pytest
 import torch
-from dgc_helpers import parameters, train, values, wrap
 
-import dgc
 from dgc import EngineError, simulate
 from dgc.costmodel import Network
 from dgc.engines import LocalEngine, run
-from dgc.engines.base import CommunicationThread
 
 SIZES = [1, 2, 3, 5, 8]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.uint8]
@@ -447,41 +444,3 @@ class TestLocalEngine:
     def test_there_is_nobody_to_send_to(self, destination, source):
         with pytest.raises(ValueError, match='rank 0 is alone'):
             LocalEngine().send_recv(torch.zeros(1), destination, source)
-
-
-class ThreadedEngine(LocalEngine):
-    """A local engine with a thread of its own, as engines between processes have."""
-
-    has_thread = True
-
-
-class TestTheEnginesThread:
-    def test_jobs_run_on_one_thread_in_the_order_in_which_they_came(self):
-        thread, done = CommunicationThread(), []
-        futures = [
-            thread.submit(lambda n=n: done.append((n, thread.is_current))) for n in range(99)
-        ]
-        assert [future.result(timeout=30) for future in futures] == [None] * 99
-        assert done == [(number, True) for number in range(99)]
-        assert not thread.is_current
-
-    def test_errors_go_to_whoever_waits_and_the_thread_lives_on(self):
-        engine = ThreadedEngine()
-        failing = engine.submit(lambda: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            failing.result(timeout=30)
-        assert engine.submit(lambda: 5).result(timeout=30) == 5
-
-    def test_a_job_may_call_the_engine(self):
-        engine = ThreadedEngine()
-        job = engine.submit(lambda: engine.all_reduce(torch.ones(2)).tolist())
-        assert job.result(timeout=30) == [1, 1]
-
-    def test_training_does_not_depend_on_it(self):
-        results = []
-        for engine in (LocalEngine(), ThreadedEngine()):
-            named = parameters()
-            optimizer = wrap(named, dgc.deep_gradient_compression(0.02), engine, momentum=0.9)
-            train(optimizer, named, 5)
-            results.append(values(named))
-        assert all(map(torch.equal, *results))

@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-HERE = Path(__file__).parent
+from process_helpers import start
 
 
 @pytest.fixture(scope='module')
 def ranks(tmp_path_factory) -> list[dict]:
     """What each of two ranks came to."""
     folder = tmp_path_factory.mktemp('ddp')
-    path = f'{HERE.parent.parent}{os.pathsep}{HERE}'
-    done = subprocess.run(
-        [
-            *(sys.executable, '-m', 'torch.distributed.run', '--standalone'),
-            *('--nproc-per-node', '2', str(HERE / 'ddp_worker.py'), str(folder)),
-        ],
-        env=os.environ | {'PYTHONPATH': path, 'OMP_NUM_THREADS': '1'},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    start('torchrun', 2, 'ddp_worker.py', str(folder))
     return [torch.load(folder / f'{rank}.pth', weights_only=True) for rank in range(2)]
 
 

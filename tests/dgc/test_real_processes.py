@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
-import subprocess
-import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
+from process_helpers import LAUNCHERS, start
 from real_worker import collectives, work
 from test_properties import TABLE, fits
 
 import dgc
 
-HERE = Path(__file__).parent
 HOROVOD = importlib.util.find_spec('horovod') is not None
-LAUNCHERS = {
-    'horovodrun': ['horovodrun', '--gloo', '-np', '{size}', sys.executable],
-    'mpirun': ['mpirun', '--oversubscribe', '-mca', 'mpi_yield_when_idle', '1',
-               '-np', '{size}', sys.executable],
-    'torchrun': [sys.executable, '-m', 'torch.distributed.run', '--standalone',
-                 '--nproc-per-node', '{size}'],
-}  # fmt: skip
 MARKS = {
     'horovodrun': [pytest.mark.horovod, pytest.mark.skipif(not HOROVOD, reason='no Horovod')],
     'mpirun': [
@@ -46,22 +35,7 @@ def world(request, tmp_path_factory) -> list[dict]:
     """What each rank came to, under one launcher."""
     name, size = request.param
     folder = tmp_path_factory.mktemp(name)
-    command = [word.format(size=size) for word in LAUNCHERS[name]]
-    environment = os.environ | {
-        'PYTHONPATH': f'{HERE.parent.parent}{os.pathsep}{HERE}',
-        'PATH': f'{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}',
-        'OMP_NUM_THREADS': '1',
-        'OMPI_ALLOW_RUN_AS_ROOT': '1',
-        'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1',
-    }
-    done = subprocess.run(
-        [*command, str(HERE / 'real_worker.py'), str(folder)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    start(name, size, 'real_worker.py', str(folder))
     return [torch.load(folder / f'{rank}.pth', weights_only=True) for rank in range(size)]
 
 
