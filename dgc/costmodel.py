@@ -93,12 +93,13 @@ class Line(NamedTuple):
 class Calibration:
     """What moving bytes through an engine takes.
 
-    network: in seconds. processor: seconds of all of a worker's threads, for each byte that it
-    sends while it receives one. error: of the network's times, relative, root of the mean square.
+    network: in seconds. processor: the same in seconds of all of a worker's threads, for what it
+    sends while it receives as much. error: of the network's times, relative, root of the mean
+    square.
     """
 
     network: Network
-    processor: float
+    processor: Network
     error: float
 
 
@@ -125,7 +126,7 @@ def calibrate(engine: Engine, sizes: Sequence[int] = SIZES, repeats: int = REPEA
         samples.append(sample(engine, partial(engine.all_reduce, numbers), repeats))
     network, error = fit(samples, [each.seconds for each in samples])
     processor, _ = fit(samples, [each.processor for each in samples])
-    return Calibration(network, processor.beta, error)
+    return Calibration(network, processor, error)
 
 
 def sample(engine: Engine, call: Callable[[], object], repeats: int) -> Sample:

@@ -14,6 +14,8 @@ from dgc.exchanges import Exchange
 from dgc.exchanges.base import ring_bytes
 from dgc.timeline import Passage, end
 
+FREE = Line(0.0, 0.0)  # of what costs nothing
+
 
 @dataclass(frozen=True)
 class Route:
@@ -21,11 +23,13 @@ class Route:
 
     compress: processor seconds by its elements. exchange: seconds in the engine by the bytes that
     a worker sends. error: of both, relative, root of the mean square; the larger.
+    moving: of the exchange, what the processor is at work and not waiting.
     """
 
     compress: Line
     exchange: Line
     error: float = 0.0
+    moving: Line = FREE
 
 
 @dataclass(frozen=True)
@@ -35,14 +39,12 @@ class Costs:
     sparse: None where its messages were never shorter than dense ones.
     copy: seconds by elements, of parameters that share a dense bucket. That a sparse one copies
         them too where no kernel reads pieces is left out.
-    moving: the processor's seconds in moving a byte, beside the exchange.
     """
 
     workers: int
     sparse: Route | None
     dense: Route
     copy: Line
-    moving: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -69,14 +71,15 @@ class Timing:
                 None if costs['sparse'] is None else route(costs['sparse']),
                 route(costs['dense']),
                 Line(*costs['copy']),
-                float(costs['moving']),
             ),
         )
 
 
 def route(found: Mapping[str, Any]) -> Route:
     """From its numbers."""
-    return Route(Line(*found['compress']), Line(*found['exchange']), float(found['error']))
+    compress, exchange = Line(*found['compress']), Line(*found['exchange'])
+    moving = Line(*found.get('moving', FREE))  # which plans that were saved earlier do not have
+    return Route(compress, exchange, float(found['error']), moving)
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ class Forecast:
         return Passage(
             max(map(self.ready, names)),
             its.compress.at(numel) + copied * costs.copy.at(numel),
-            costs.moving * sent,
+            its.moving.at(sent),
             its.exchange.at(sent),
         )
 

@@ -20,13 +20,12 @@ from dgc.engines import LocalEngine
 from dgc.exchanges import AllGather
 from dgc.ops import Update
 from dgc.planner import PerTensor
-from dgc.planner.forecast import Costs, Forecast, Route, Timing
+from dgc.planner.forecast import FREE, Costs, Forecast, Route, Timing
 from dgc.schedule import RatioSchedule
 
 SHAPES = {'wide.weight': (64, 20), 'narrow.weight': (16, 10), 'bias': (10,), 'scale': ()}
 KEPT = ('residual', 'velocity')  # the buffers in which a memory keeps what it has not sent
 
-FREE = Line(0.0, 0.0)  # of what costs nothing
 
 # What is kept, and an update that does not fit it or that no kernel is for.
 MISFITS = [
@@ -66,11 +65,12 @@ def forecast(
     byte: float = 0.0,
     compress: Line = FREE,
     workers: int = 4,
+    moving: Line = FREE,
     **costs,
 ) -> Forecast:
     """Of all-gathers of fp32 and int32. start, byte: of the exchange, in seconds."""
-    its = Route(compress, Line(start, byte))
-    settings = {'sparse': its, 'dense': its, 'copy': FREE, 'moving': 0.0, **costs}
+    its = Route(compress, Line(start, byte), moving=moving)
+    settings = {'sparse': its, 'dense': its, 'copy': FREE, **costs}
     timing = Timing(arrivals, backward, Costs(workers, **settings))
     return Forecast(timing, AllGather(), Codec('fp32', 'int32'))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from dgc_helpers import FREE, forecast, parameters, wrap
+from dgc_helpers import forecast, parameters, wrap
 from test_planner import in_one_group, names, sized
 from torch.nn import Parameter
 
@@ -15,7 +15,7 @@ from dgc.exchanges import AllGather, AllReduce
 from dgc.planner import Adaptive, Merged, MergedGreedily
 from dgc.planner.broadcast import broadcast_json
 from dgc.planner.calibration import calibrate_path, sizes
-from dgc.planner.forecast import Forecast, Route, Timing
+from dgc.planner.forecast import FREE, Forecast, Route, Timing
 from dgc.profile import Profile
 from dgc.rules import LayerRules
 from dgc.schedule import RatioSchedule
@@ -133,17 +133,24 @@ class TestForecast:
         assert never.passage(['w'], 100, 0.01).network == 7.0
 
     def test_sharing_a_bucket_costs_a_copy(self):
-        known = forecast({'a': 1.0, 'b': 2.0}, copy=Line(0.0, 1.0), moving=0.5)
+        known = forecast({'a': 1.0, 'b': 2.0}, copy=Line(0.0, 1.0), moving=Line(2.0, 0.5))
         alone, both = known.passage(['a'], 100, 0.01), known.passage(['a', 'b'], 100, 0.01)
         assert (alone.ready, both.ready) == (1.0, 2.0)
         assert (alone.processor, both.processor) == (0.0, 100.0)
-        assert both.moving == 0.5 * AllGather().bytes_sent(100, 1, Codec('fp32', 'int32'), 4)
+        assert both.moving == 2 + 0.5 * AllGather().bytes_sent(100, 1, Codec('fp32', 'int32'), 4)
 
     def test_through_json_and_back(self):
-        timing = forecast({'a': 1 / 3}, start=0.1, byte=1e-9).timing
+        timing = forecast({'a': 1 / 3}, start=0.1, byte=1e-9, moving=Line(0.2, 1e-10)).timing
         assert Timing.from_json(timing.to_json()) == timing
         never = forecast({}, sparse=None).timing
         assert Timing.from_json(never.to_json()) == never
+
+    def test_one_that_was_saved_without_moving(self):
+        timing = forecast({'a': 1.0}, start=0.1).timing
+        saved = timing.to_json()
+        for route in ('sparse', 'dense'):
+            del saved['costs'][route]['moving']
+        assert Timing.from_json(saved) == timing
 
 
 class TestCalibration:

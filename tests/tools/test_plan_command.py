@@ -175,7 +175,8 @@ def host(tmp_path, monkeypatch):
     monkeypatch.setattr(command, 'end_tidily', lambda: None)
     threads = torch.get_num_threads()
     file = tmp_path / 'host.json'
-    numbers = {'network': {'alpha': 1e-5, 'beta': 1e-10}, 'processor': 1e-10, 'error': 0.1}
+    a_line = {'alpha': 1e-5, 'beta': 1e-10}
+    numbers = {'network': a_line, 'processor': a_line, 'error': 0.1}
     file.write_text(json.dumps(numbers))
     yield str(file)
     torch.set_num_threads(threads)

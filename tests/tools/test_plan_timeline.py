@@ -16,7 +16,8 @@ from tools.plan.measure import Bench
 from tools.plan.predict import Setting
 from tools.plan.subject import of_workload
 
-HOST = Calibration(Network(1e-5, 1e-10), 1e-10, 0.0)
+HOST = Calibration(Network(1e-5, 1e-10), Network(1e-6, 1e-10), 0.0)
+ROUNDING = 1e-12  # relative: of sums of a few dozen times
 PACKED = partial(dgc.deep_gradient_compression, 0.01, values='int8', indices='packed')
 
 
@@ -31,7 +32,8 @@ class TestDivisions:
         found = divisions(bench, make, HOST, Setting(4, 1e7, 1e-4))
         assert [each.name for each in found] == ['per tensor', 'whole model', 'merged']
         apart, whole, merged = found
-        assert merged.end <= min(apart.end, whole.end)
+        # Where merged is one of them, its buckets may come in another order, to be added up.
+        assert merged.end <= (1 + ROUNDING) * min(apart.end, whole.end)
         assert len(apart.passages) > len(whole.passages)
         names = [sorted(n for b in each.plan.buckets for n in b.parameters) for each in found]
         assert names[0] == names[1] == names[2]

@@ -35,7 +35,8 @@ def read(file: Path) -> Calibration:
     """What :func:`obtain` wrote."""
     try:
         content = json.loads(file.read_text())
-        return Calibration(**{**content, 'network': Network(**content['network'])})
+        networks = {name: Network(**content[name]) for name in ('network', 'processor')}
+        return Calibration(**{**content, **networks})
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise Refused(
             f'--calibration: {file} holds no calibration ({error}): delete it, and it is measured'

@@ -40,30 +40,30 @@ def count(make: Make, workers: int) -> Counts:
     """Of one exchange among so many."""
     ranks = simulate(workers, lambda engine: exchange_once(make, engine), NETWORK)
     exchange, codec = make().exchange, make().codec
-    clock = max(seconds for seconds, _ in ranks)
+    clock, sends, handled = map(max, zip(*ranks, strict=True))
     rounds = int(clock)
     longest = (clock - rounds) / BYTE
-    handled = max(messages for _, messages in ranks)
-    if isinstance(exchange, AllReduce):
-        return Counts(rounds, 1.0, handled)
-    return Counts(rounds, longest / exchange.bytes_sent(NUMEL, K, codec, workers), handled)
+    share = 1.0
+    if not isinstance(exchange, AllReduce):
+        share = longest / exchange.bytes_sent(NUMEL, K, codec, workers)
+    return Counts(rounds, share, handled, sends)
 
 
-def exchange_once(make: Make, engine: SimulatedEngine) -> tuple[float, int]:
-    """One worker's seconds, on the virtual clock, and the messages that it handles."""
+def exchange_once(make: Make, engine: SimulatedEngine) -> tuple[float, int, int]:
+    """One worker's seconds, on the virtual clock, and the messages that it sends and handles."""
     composition = make()
     codec, exchange = Counting(composition.codec), composition.exchange
     weight = Parameter(torch.empty(NUMEL), requires_grad=False)
     bucket = Bucket([('weight', weight, {})], RatioSchedule(K / NUMEL))
     bucket.ratio = K / NUMEL
     draw = torch.Generator().manual_seed(engine.rank)
-    begin = 0.0
+    begin, before = 0.0, 0
     for _ in range(STEPS):
         bucket.gradient.normal_(generator=draw)
         message = TopK().compress(bucket.gradient, bucket.ratio)
         if exchange.selects or isinstance(exchange, AllReduce):
             message = Sparse(bucket.gradient.clone(), None, NUMEL)
         engine.barrier()  # so that all clocks are alike
-        codec.handled, begin = 0, engine.clock
+        codec.handled, begin, before = 0, engine.clock, engine.traffic.messages
         exchange.sum(bucket, message, codec, engine)
-    return engine.clock - begin, codec.handled
+    return engine.clock - begin, engine.traffic.messages - before, codec.handled

@@ -18,7 +18,7 @@ from dgc.timeline import Passage, Span, spans
 from tools.plan.compositions import Make
 from tools.plan.measure import Bench
 from tools.plan.path import Blueprint, dense_line, sparse_line
-from tools.plan.predict import Setting, exchange_line, of_a_ring
+from tools.plan.predict import Counts, Setting, exchange_line, moving_line, of_a_ring
 
 COPIES = 5  # of which the least counts
 
@@ -77,16 +77,17 @@ def costs(bench: Bench, make: Make, numel: int, host: Calibration, setting: Sett
         points = [(n, busy * line.at(handled)) for n, line in zip(some, lines, strict=True)]
         return Line.through(points)[0]
 
-    dense = Route(
-        compress([dense_line(make, one(n, composition)) for n in some], 0),
-        exchange_line(of_a_ring(workers), host, setting),
-    )
+    def route(lines: Sequence[Line], counts: Counts) -> Route:
+        exchange, moving = (line(counts, host, setting) for line in (exchange_line, moving_line))
+        return Route(compress(lines, counts.handled), exchange, moving=moving)
+
+    dense = route([dense_line(make, one(n, composition)) for n in some], of_a_ring(workers))
     sparse = None
     if composition.schedule.ratio < 1:
         counts = bench.growth(make).at(workers)
         lines = [sparse_line(make, one(n, composition)) for n in some]
-        sparse = Route(compress(lines, counts.handled), exchange_line(counts, host, setting))
-    return Costs(workers, sparse, dense, copying(numel, busy), busy * host.processor)
+        sparse = route(lines, counts)
+    return Costs(workers, sparse, dense, copying(numel, busy))
 
 
 def one(numel: int, composition: Composition) -> Blueprint:

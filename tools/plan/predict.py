@@ -50,12 +50,13 @@ class Counts(NamedTuple):
     rounds: messages one after another on the longest way from the first worker to the last.
     share: bytes on that way, over those that ``Exchange.bytes_sent`` says a worker sends. A tree
         sends down what came up, one after the other: 2.
-    handled: messages that the busiest worker encodes or decodes.
+    handled: messages that the busiest worker encodes or decodes. sends: that the busiest one sends.
     """
 
     rounds: float
     share: float
     handled: float
+    sends: float
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class Growth:
             extrapolate(sizes, [each.rounds for each in every], workers),
             every[-1].share,
             extrapolate(sizes, [each.handled for each in every], workers),
+            extrapolate(sizes, [each.sends for each in every], workers),
         )
 
 
@@ -149,14 +151,15 @@ def cost(
     assert line is not None
     return (
         busy * line.at(counts.handled),
-        busy * host.processor * sent,
+        moving_line(counts, host, setting).at(sent),
         exchange_line(counts, host, setting).at(sent),
     )
 
 
 def of_a_ring(workers: int) -> Counts:
     """Of a dense all-reduce."""
-    return Counts(2 * (workers - 1), 1.0, 0)
+    messages = 2 * (workers - 1)
+    return Counts(messages, 1.0, 0, messages)
 
 
 def exchange_line(counts: Counts, host: Calibration, setting: Setting) -> Line:
@@ -164,6 +167,12 @@ def exchange_line(counts: Counts, host: Calibration, setting: Setting) -> Line:
     a_message = setting.sharing * host.network.alpha + setting.latency
     a_byte = max(8 / setting.rate, setting.sharing * host.network.beta)
     return Line(a_message * counts.rounds, a_byte * counts.share)
+
+
+def moving_line(counts: Counts, host: Calibration, setting: Setting) -> Line:
+    """Of an exchange, the busiest processor's seconds by the bytes that a worker sends."""
+    busy, processor = setting.sharing, host.processor
+    return Line(busy * processor.alpha * counts.sends, busy * processor.beta)
 
 
 def is_sparse(numel: int, k: int, exchange: Exchange, codec: Codec, workers: int) -> bool:

@@ -24,11 +24,11 @@ class Prediction(NamedTuple):
 
 def host(calibration: Calibration, sharing: float) -> str:
     """What this host was measured to do."""
-    network = calibration.network
+    network, processor = calibration.network, calibration.processor
     text = (
         f'this host: {1e6 * network.alpha:.0f} µs a message, {1e9 * network.beta:.2f} ns a byte, '
-        f'of them {1e9 * calibration.processor:.2f} ns of processor; off by '
-        f'{calibration.error:.0%} (root mean square)'
+        f'of them {1e6 * processor.alpha:.0f} µs and {1e9 * processor.beta:.2f} ns of processor; '
+        f'off by {calibration.error:.0%} (root mean square)'
     )
     return text + (f'; {sharing:g} workers share a core' if sharing > 1 else '')
 
