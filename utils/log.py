@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import platform
 import socket
@@ -18,8 +17,10 @@ from tensorboardX import SummaryWriter
 from dgc.compressors import keep
 from dgc.engines import detect
 from dgc.handshake import gather_text
+from utils.agree import agreed
 from utils.build import Parts
 from utils.config import Config
+from utils.folder import check_writable, prepare_folder
 
 
 class Log(Protocol):
@@ -104,39 +105,26 @@ class RunLog:
 
 
 def start_log(folder: Path, parts: Parts, configs: Config, resumed_at: int | None) -> RunLog:
-    """The log of a run, and its first files. A collective."""
+    """The log of a run, and its first files. A collective.
+
+    Raises Refused, on all ranks, where one of them cannot write there.
+    """
     engine = parts.engine
     hosts = gather_text(engine, socket.gethostname(), parts.device, limit=256)
+    with agreed(engine, parts.device):
+        if engine.rank == 0:
+            about = environment(engine.name, hosts)
+            prepare_folder(folder, configs, about, moves_aside=resumed_at is None)
+    with agreed(engine, parts.device):  # on every machine, and not while the first moves an old one
+        check_writable(folder, engine.rank)
     if engine.rank == 0:
-        about = environment(engine.name, hosts)
-        prepare_folder(folder, configs, about, moves_aside=resumed_at is None)
         plan = parts.optimizer.plan
         plan.save(folder / 'plan.json')
         (folder / 'plan.txt').write_text(f'{plan.summary()}\n{plan.table()}\n')
         print(f'{folder}\n{cost(parts)}', flush=True)
         if plan.foreseen:
             print(plan.summary(), flush=True)
-    engine.barrier()
     return RunLog(folder, parts, resumed_at)
-
-
-def prepare_folder(folder: Path, configs: Config, about: str, moves_aside: bool) -> None:
-    """Make a run's folder, with config.txt and environment.txt.
-
-    A new run does not mix with an older one of the same name, which is moved aside.
-    """
-    if moves_aside:
-        move_aside(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / 'config.txt').write_text(f'{configs}\n')
-    (folder / 'environment.txt').write_text(about)
-
-
-def move_aside(folder: Path) -> None:
-    """Rename a folder that is there already to the first free of ``folder~1``, ``folder~2``, …"""
-    if folder.exists():
-        free = next(n for n in itertools.count(1) if not Path(f'{folder}~{n}').exists())
-        folder.rename(f'{folder}~{free}')
 
 
 def cost(parts: Parts) -> str:

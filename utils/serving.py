@@ -27,7 +27,8 @@ from utils.build import (
 )
 from utils.checkpoint import CheckpointError, Checkpoints, load_whole, save_whole
 from utils.experiment import Experiment
-from utils.log import environment, prepare_folder
+from utils.folder import check_writable, prepare_folder
+from utils.log import environment
 from utils.server_log import ServerLog, table
 
 STATE = 'server.pth'  # in the folder of checkpoints: what a server goes on from
@@ -112,7 +113,7 @@ class Serving:
         numel = sum(self._server.numels)
         version = self._server.version if goes_on else None
         self._log.open(self._folder, numel, version, self._seconds)
-        self._checkpoints.folder.mkdir(exist_ok=True)
+        check_writable(self._checkpoints.folder, 0)
         self._save()
         kept = 4 * numel * (2 + 2 * self._workers)  # θ, scratch; a record and a reply for each
         print(

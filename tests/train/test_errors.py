@@ -84,6 +84,10 @@ CASES: dict[str, tuple[list[str], str]] = {
          f'{TRAIN}.optimizer.momentum', '0.0'],
         'nesterov needs a momentum above 0',
     ),
+    'a folder that cannot be': (
+        [*DIGITS, '--runs', '/dev/null/runs'],
+        '…/dev/null/runs/… cannot be written (Not a directory): give --runs a folder that can be',
+    ),
     'nothing to resume': (
         [*DIGITS, '--resume', '--suffix', '.none'],
         'there is no checkpoint in …none.np… that all ranks can read; --resume RUN names a run',
@@ -119,7 +123,7 @@ def test_matches_can_fail():
 @pytest.mark.parametrize('case', CASES)
 def test_one_process(case, tmp_path):
     words, pattern = CASES[case]
-    done = here(*words, '--runs', tmp_path)
+    done = here('--runs', tmp_path, *words)
     assert done.code == 2
     assert [line for line in done.lines if line] == done.complaints
     (line,) = done.complaints
@@ -131,8 +135,9 @@ def test_one_process(case, tmp_path):
 def of_two_ranks(tmp_path_factory) -> list[dict[str, list]]:
     """Exit code and output of every case, by rank, under one torchrun."""
     folder = tmp_path_factory.mktemp('errors')
-    cases = {name: [*words, '--runs', str(folder / 'runs')] for name, (words, _) in CASES.items()}
-    cases['simulated under a launcher'] = [*DIGITS, *SIMULATED, '2', '--runs', str(folder / 'runs')]
+    runs = ['--runs', str(folder / 'runs')]
+    cases = {name: [*runs, *words] for name, (words, _) in CASES.items()}
+    cases['simulated under a launcher'] = [*runs, *DIGITS, *SIMULATED, '2']
     (folder / 'cases.json').write_text(json.dumps(cases))
     script = ROOT / 'tests/train/in_turn.py'
     done = command([*LAUNCHERS['torchrun'], script, folder / 'cases.json', folder])

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from utils.log import RunLog, environment, move_aside
+from utils.log import RunLog, environment
 
 
 def parts(rank: int = 0) -> SimpleNamespace:
@@ -64,18 +64,6 @@ def test_a_line_cut_by_a_kill_does_not_stop_resuming(tmp_path):
         file.write('{"epoch": 2, "sam')
     write(tmp_path, range(2, 4), 2)
     assert epochs(tmp_path) == [0, 1, 2, 3]
-
-
-def test_move_aside_takes_the_first_free_name(tmp_path):
-    folder = tmp_path / '[a+b].np2'
-    move_aside(folder)
-    assert not list(tmp_path.iterdir())
-    for number in (1, 2, 3):
-        folder.mkdir()
-        (folder / 'made').write_text(str(number))
-        move_aside(folder)
-        assert not folder.exists()
-        assert (tmp_path / f'[a+b].np2~{number}' / 'made').read_text() == str(number)
 
 
 def test_the_environment_names_each_host_once():
