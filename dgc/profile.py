@@ -41,6 +41,7 @@ def profile(
     arrived: dict[str, float] = {}
 
     def note(name: str, parameter: Tensor) -> None:
+        """That its gradient is complete."""
         arrived[name] = moment(parameter.device)
 
     handles = [

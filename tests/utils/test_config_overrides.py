@@ -6,7 +6,7 @@ from typing import Any
 
 import config_parts
 import pytest
-from config_parts import SGD, fails
+from config_parts import SGD, complaint
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -122,7 +122,7 @@ def test_none_returns_to_a_default_of_none(stack):
     ],
 )  # fmt: skip
 def test_overrides_refused(resnet20, words, message):
-    fails(message, resnet20, words, known=['--configs', '--suffix', '--resume'])
+    assert complaint(resnet20, words, known=['--configs', '--suffix', '--resume']) == message
 
 
 def test_a_derived_setting_that_cannot_be_computed_takes_any_value(stack):
