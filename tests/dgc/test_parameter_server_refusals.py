@@ -1,0 +1,95 @@
+"""What a server refuses, by name, and goes on."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from dgc_helpers import parameters
+from ps_helpers import World
+
+from dgc.compressors import TopK
+from dgc.memory import Residual
+from dgc.parameter_server import Course, Server, ServerError, dual_way
+
+exact = partial(dual_way, compress_ratio=0.05, compressor=TopK(), secondary=TopK())
+
+
+def test_a_checkpoint_of_another_model_is_refused():
+    world = World(exact)
+    state = world.server.state_dict()
+    del state['parameters']['wide.weight']
+    with pytest.raises(ValueError, match=r'no wide\.weight of shape \(64, 20\)'):
+        world.new_server().load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ('change', 'aspect'),
+    [
+        (lambda named: named.pop(), 'parameter names'),
+        (
+            lambda named: named.append(('more', torch.nn.Parameter(torch.ones(2)))),
+            'parameter names',
+        ),
+        (
+            lambda named: named.__setitem__(0, (named[0][0], torch.nn.Parameter(torch.ones(3, 3)))),
+            'parameter shapes',
+        ),
+    ],
+)
+def test_another_model_is_refused_and_the_others_train_on(change, aspect, monkeypatch, caplog):
+    world = World(exact, places=2)
+    good = world.join()
+    named = parameters()
+    change(named)
+    monkeypatch.setattr('ps_helpers.parameters', lambda: named)
+    with pytest.raises(ServerError, match=f'differ in {aspect}'):
+        world.join()
+    assert f'differ in {aspect}' in caplog.text
+    good.step()
+    good.assert_recorded()
+    assert world.server.version == 1
+
+
+def test_another_configuration_is_refused():
+    world = World(exact)
+    server = world.server
+    server._aspects['the configuration'] = bytes(32)
+    with pytest.raises(ServerError, match='differ in the configuration'):
+        world.join()
+
+
+@pytest.mark.parametrize(
+    ('course', 'remedy'),
+    [(Course(0, 1, 1), 'configs.server.workers'), (Course(1, 1, 0), 'nothing')],
+)
+def test_a_course_that_makes_no_sense_is_refused(course, remedy):
+    named = parameters()
+    sgd = torch.optim.SGD([p for _, p in named], lr=0.1, momentum=0.9)
+    with pytest.raises(ValueError, match=remedy):
+        Server(sgd, named, [], dual_way(), course)
+
+
+@pytest.mark.parametrize(
+    ('make', 'settings', 'remedy'),
+    [
+        (dual_way, {'momentum': 0.0}, 'momentum above 0'),
+        (partial(dual_way, memory=Residual()), {}, 'set its momentum to 0'),
+        (dual_way, {'dampening': 0.5}, 'no dampening'),
+    ],
+)
+def test_settings_that_cannot_be_honoured_are_refused(make, settings, remedy):
+    with pytest.raises(ValueError, match=remedy):
+        World(make, **settings)
+
+
+def test_other_optimizers_and_types_are_refused():
+    named = parameters()
+    adam = torch.optim.Adam([p for _, p in named])
+    with pytest.raises(ValueError, match='Adam cannot train asynchronously'):
+        dual_way().plan(adam, named, ())
+    half = parameters(dtype=torch.float16)
+    sgd = torch.optim.SGD([p for _, p in half], lr=0.1, momentum=0.9)
+    with pytest.raises(ValueError, match='float32 parameters'):
+        dual_way().plan(sgd, half, ())
