@@ -244,6 +244,8 @@ def divide(
     A collective. Raises HandshakeError where the ranks do not divide them alike.
     """
     parameters = trained(optimizer, named)
+    # Before it is asked what a bucket costs: that may depend on the workers of a machine.
+    composition.exchange.check(engine, named[0][1].device)
     rules, schedule = composition.rules, composition.schedule
     planner = composition.planner.informed(composition, engine, parameters, profile)
     buckets = planner.plan(parameters, rules, schedule, composition.memory.buffers)

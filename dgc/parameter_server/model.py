@@ -50,7 +50,8 @@ class Model:
         for values, record, scratch, (name, compressor, ratio) in buckets:
             difference = torch.sub(values, record, out=scratch)
             part = compressor.select(Corrected(difference, name=f'{place}/{name}'), ratio)
-            if sections.is_cheaper_dense(part.numel, len(part.values), self._codec):
+            sent = len(part.values)
+            if part.is_dense or sections.is_cheaper_dense(part.numel, sent, self._codec):
                 part = Sparse(values, None, part.numel)
             section = sections.write(part, self._codec)
             (delivered,) = sections.read(section, [part.numel], self._codec)

@@ -77,6 +77,7 @@ class Kind(IntEnum):
 
 FROM_WORKER = frozenset(kind for kind in Kind if kind < Kind.WELCOME)
 FROM_SERVER = frozenset(Kind) - FROM_WORKER
+TOLD = frozenset({Kind.LOSSES, Kind.STATISTICS, Kind.HEARTBEAT})  # nobody waits for a reply
 
 
 class Message(NamedTuple):

@@ -147,6 +147,8 @@ class Server:
             reply = self._answers[message.kind](message, now)
         except (ProtocolError, CodecError) as error:
             log.warning('refused a message from %s: %s', sender or 'a worker', error)
+            if message is not None and message.kind in protocol.TOLD:
+                return None
             reply = protocol.refusal(message, str(error)).write()
         return reply
 
@@ -295,9 +297,11 @@ class Server:
         if member is None:
             return
         values = sections.from_bytes(message.body, torch.float32)
-        if len(values) != self.statistics.numel or not bool(values.isfinite().all()):
+        if len(values) != self.statistics.numel:
             raise ProtocolError(f'{len(values)} statistics, expected {self.statistics.numel}')
-        self._reported[member.place] = values
+        # A mask of -inf, say, is the same everywhere; a mean that has overflowed is worth nothing.
+        usable = values.isfinite()
+        self._reported[member.place] = torch.where(usable, values, self.statistics.read())
 
 
 def check(course: Course) -> None:

@@ -19,6 +19,9 @@ from dgc.parameter_server.sockets import MILLISECONDS, Address, Watch
 log = logging.getLogger(__name__)
 PAUSE = 0.1  # seconds between two looks at what is not a message
 BUSY = 1.0  # seconds after which a pause was one in which nobody listened
+# Messages each way that wait for a worker, which has one request under way; further replies are
+# dropped. As many as a model's length, of a peer that asks and never reads, would fill the memory.
+WAITING = 4
 
 
 class OneKey:
@@ -52,6 +55,7 @@ class Service:
         self._authenticator = self._authenticate(key)
         self._socket = self._context.socket(zmq.ROUTER)
         sockets.prepare(self._socket, silence, server.most_bytes)
+        self._socket.set_hwm(WAITING)
         sockets.secure_server(self._socket, key)
         self._watch = Watch(self._socket)
         try:

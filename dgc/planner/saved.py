@@ -84,6 +84,8 @@ class Plan:
         that is no plan."""
         if content['version'] != VERSION:
             raise ValueError(f'it is of version {content["version"]}, known is {VERSION}')
+        if not all(found['parameters'] for found in content['buckets']):
+            raise ValueError('it has a bucket of no parameters')
         buckets = [
             PlannedBucket(
                 {str(name): int(numel) for name, numel in found['parameters'].items()},

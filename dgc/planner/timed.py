@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
     from dgc.engines.base import Engine
     from dgc.profile import Profile
 
-AFFORDABLE = 256  # layers that are merged by dynamic programming: a second or two
+AFFORDABLE = 256  # layers that are merged by dynamic programming: some seconds
+FEW = 256  # ways to divide all lanes of which each is looked at
 
+T = TypeVar('T')
 TimedT = TypeVar('TimedT', bound='Timed')
 
 
@@ -91,21 +94,22 @@ class Timed(Planner):
         if self.forecast is None:
             raise ValueError(f'{type(self).__name__} plans by times that nobody has measured yet')
         found = lanes(parameters, rules, schedule, self.forecast)
-        ways = itertools.product(*(self.divide(lane, self.forecast) for lane in found))
-        ready = self.forecast.ready
-        orders = [
-            sorted(
-                itertools.chain(*way),
-                key=lambda lane: max(ready(name) for name, *_ in lane.members),
-            )
-            for way in ways
+        best = best_of([self.divide(lane, self.forecast) for lane in found], self._seconds)
+        return [
+            Bucket(lane.members, lane.schedule, buffers)
+            for lane in self._in_order(itertools.chain(*best))
         ]
-        best = min(orders, key=self._seconds)
-        return [Bucket(lane.members, lane.schedule, buffers) for lane in best]
 
-    def _seconds(self, order: Sequence[Lane]) -> float:
-        """Of a step with these buckets."""
+    def _in_order(self, lanes: Iterable[Lane]) -> list[Lane]:
+        """By when they are complete."""
         assert self.forecast is not None
+        ready = self.forecast.ready
+        return sorted(lanes, key=lambda lane: max(ready(name) for name, *_ in lane.members))
+
+    def _seconds(self, way: Sequence[list[Lane]]) -> float:
+        """Of a step with these buckets, by lane."""
+        assert self.forecast is not None
+        order = self._in_order(itertools.chain(*way))
         passages = [together(lane, self.forecast)(0, len(lane.members)) for lane in order]
         return end(passages, self.forecast.timing.backward)
 
@@ -149,7 +153,7 @@ class Merged(Timed):
             Lane(lane.members[first:stop], lane.schedule)
             for first, stop in zip([0, *stops], stops, strict=False)
         ]
-        return [merged, [lane]]
+        return [merged, [lane]] if len(merged) > 1 else [merged]
 
     def stops(self, lane: Lane, forecast: Forecast) -> list[int]:
         """Where each bucket of the lane stops."""
@@ -215,6 +219,21 @@ class Adaptive(Timed):
             middle = (least + most + 1) // 2
             least, most = (middle, most) if hides(middle) else (least, middle - 1)
         return max(min(least / numel, self.max_ratio), schedule.ratio)
+
+
+def best_of(ways: Sequence[Sequence[T]], seconds: Callable[[Sequence[T]], float]) -> Sequence[T]:
+    """One of the ways of each lane, so that all together take the least ``seconds``.
+
+    Where there are more than FEW combinations, each lane is decided by itself, from the first ways
+    of all or from the last: whichever is better.
+    """
+    if math.prod(map(len, ways)) <= FEW:
+        return min(itertools.product(*ways), key=seconds)
+    starts = [[options[place] for options in ways] for place in (0, -1)]
+    best = min(starts, key=seconds)
+    for place, options in enumerate(ways):
+        best = min(([*best[:place], way, *best[place + 1 :]] for way in options), key=seconds)
+    return best
 
 
 def measure(

@@ -16,6 +16,8 @@ from dgc.codec import Codec
 from dgc.compressors import Dense, TopK
 from dgc.exchanges import AllGather, AllReduce, Exchange, GTopK, Hierarchical, OkTopK, SparDL
 from dgc.memory import MomentumCorrection, Residual
+from dgc.planner import Merged
+from dgc.profile import Profile
 from dgc.sparse import Sparse
 
 NUMEL = 30
@@ -254,3 +256,20 @@ def test_the_engine_says_how_many_a_machine_has():
         )
     )
     assert exchange.bytes_inside(NUMEL) == 4 * NUMEL
+
+
+def test_a_planner_by_times_knows_how_many_workers_a_machine_has():
+    """A gather among two machines pays where one among all eight workers does not."""
+    costs = []
+
+    def worker(engine):
+        engine.local_size, engine.local_rank = 4, engine.rank % 4
+        named = parameters({'w': (300, 100)})
+        exchange = Hierarchical(AllGather())
+        composition = dgc.deep_gradient_compression(0.1, exchange=exchange, planner=Merged())
+        arrivals = {'w': 1e-3}
+        optimizer = wrap(named, composition, engine, profile=lambda: Profile(1e-4, 1e-3, arrivals))
+        costs.append(optimizer.plan.timing.costs)
+
+    dgc.simulate(8, worker)
+    assert all(each.sparse is not None for each in costs)

@@ -122,6 +122,22 @@ def test_one_worker_that_sends_everything_is_momentum_sgd(memory):
         torch.testing.assert_close(parameter.detach(), right, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize('codec', CODECS, ids='-'.join)
+@pytest.mark.parametrize('ratio', [1.0, 0.05])
+def test_what_is_dense_is_the_servers_own_after_each_step(codec, ratio):
+    """Not only what the server's record says, which follows a wrong answer as the worker does."""
+    values, indices = codec
+    world = World(lambda: dual_way(ratio, values=values, indices=indices), places=2)
+    workers = [world.join(), world.join()]
+    for number in range(6):
+        worker = workers[number % 2]
+        worker.step()
+        servers = dict(world.named)
+        for name, parameter in worker.named:
+            if ratio == 1.0 or parameter.dim() < 2:
+                assert torch.equal(parameter, servers[name]), name
+
+
 def test_nesterov_is_momentum_correction_only():
     settings = {'lr': 0.1, 'momentum': 0.9, 'nesterov': True}
     world = World(lambda: dual_way(1.0, memory=MomentumCorrection()), places=1, **settings)
@@ -198,6 +214,26 @@ def test_statistics_are_the_mean_of_what_workers_reported():
     assert torch.equal(world.server.average(), torch.full((BUFFERS,), 2.5))
     b.optimizer.close()
     assert torch.equal(world.join().buffers[0], torch.full((BUFFERS,), 2.5))
+
+
+def test_a_buffer_that_is_infinite_everywhere_stays_so():
+    """A mask of attention, among the buffers of a model."""
+    world = World(lambda: exact(statistics_period=1), places=1)
+    world.buffers[0][1] = -torch.inf
+    worker = world.join()
+    assert worker.buffers[0][1] == -torch.inf
+    worker.buffers[0][0] = 3.0
+    worker.step()
+    worker.step()
+    assert world.server.average().tolist() == [3.0, -torch.inf, *[0.0] * (BUFFERS - 2)]
+
+
+def test_a_statistic_that_has_overflowed_does_not_reach_the_server():
+    world = World(lambda: exact(statistics_period=1), places=1)
+    worker = world.join()
+    worker.buffers[0].copy_(torch.tensor([2.0, torch.nan, torch.inf, 1.0, 1.0, 1.0]))
+    worker.step()
+    assert world.server.average().tolist() == [2.0, 0.0, 0.0, 1.0, 1.0, 1.0]
 
 
 def test_losses_arrive():

@@ -151,6 +151,18 @@ def test_an_update_with_an_infinity_is_refused():
     assert all(map(torch.equal, before, world.server.model.flats))
 
 
+@pytest.mark.parametrize('kind', sorted(protocol.TOLD - {Kind.HEARTBEAT}))
+def test_what_nobody_waits_for_is_refused_in_the_log_alone(kind, caplog):
+    """A reply would be taken for that of the worker's next request."""
+    world = World(lambda: dual_way(0.05))
+    worker = world.join()
+    session = worker.optimizer._link.session
+    assert world.deliver(Message(kind, session, 0, body=b'1234567').write()) is None
+    assert 'refused a message' in caplog.text
+    worker.step()
+    worker.assert_recorded()
+
+
 def test_a_refusal_is_one_printable_line():
     reply = protocol.refusal(None, 'a\n\x1b[31mb' + 'c' * 5000)
     assert reply.text.startswith('a [31mb') and len(reply.text) <= 1024

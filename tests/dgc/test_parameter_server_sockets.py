@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -115,6 +116,29 @@ def test_what_is_too_long_or_foreign_ends_its_connection_only(caplog):
     assert world.server.version == 1
     assert 'it has 2 frames' in caplog.text
     assert 'longer than' in caplog.text and 'are no message' in caplog.text
+
+
+def test_who_asks_and_never_reads_fills_no_memory():
+    many, reply, handled = 100, bytes(1 << 20), []
+    server = SimpleNamespace(
+        handle=lambda frame, now, peer: handled.append(peer) or reply,
+        most_bytes=1 << 21, drained=False, tick=lambda now: None, membership=None,
+    )  # fmt: skip
+    with (
+        Service(server, LOOPBACK) as service,
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as deaf,
+    ):
+        deaf.linger, deaf.rcvhwm = 0, 1
+        deaf.connect(service.address.endpoint)
+        for _ in range(many):
+            deaf.send(b'x')
+        service.run(lambda: len(handled) < many)
+        kept = 0
+        while deaf.poll(500):
+            deaf.recv()
+            kept += 1
+    assert 0 < kept < many / 2  # the kernel's buffers hold some of them
 
 
 def test_a_worker_waits_for_a_server_that_starts_anew_on_the_same_port():

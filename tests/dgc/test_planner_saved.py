@@ -150,8 +150,12 @@ class TestRefusals:
             self.replay(both)
 
     @pytest.mark.parametrize(
-        'text', ['', '{}', '[]', '{"version": 2}', '{"version": 1, "buckets": [{}]}', 'null']
-    )
+        'text',
+        [
+            '', '{}', '[]', '{"version": 2}', '{"version": 1, "buckets": [{}]}', 'null',
+            '{"version": 1, "buckets": [{"parameters": {}, "ratio": null, "asked": null}]}',
+        ],
+    )  # fmt: skip
     def test_a_file_that_is_no_plan(self, tmp_path, text):
         (tmp_path / 'plan.json').write_text(text)
         with pytest.raises(PlanError, match=r'plan\.json holds no plan'):

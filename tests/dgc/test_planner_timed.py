@@ -16,6 +16,7 @@ from dgc.planner import Adaptive, Merged, MergedGreedily
 from dgc.planner.broadcast import broadcast_json
 from dgc.planner.calibration import calibrate_path, sizes
 from dgc.planner.forecast import FREE, Forecast, Route, Timing
+from dgc.planner.timed import best_of
 from dgc.profile import Profile
 from dgc.rules import LayerRules
 from dgc.schedule import RatioSchedule
@@ -68,6 +69,24 @@ class TestMerged:
         alone = [each for each in members if each[0] != 'w']
         assert sorted(names(plan(Merged(known), alone))) == [['early'], ['late']]
         assert sorted(names(plan(Merged(known), members))) == [['early', 'late'], ['w']]
+
+    @pytest.mark.parametrize('planner', [Merged, MergedGreedily])
+    def test_a_ratio_for_every_layer_is_planned_at_once(self, planner):
+        count = 60  # 2^60 ways, were each lane to be tried in two
+        rules = LayerRules(ratios={f'{n}': 0.001 + n / 1e5 for n in range(count)})
+        known = forecast(evenly(count), start=1.0, byte=1e-6)
+        assert len(plan(planner(known), sized(*[1000] * count), rules=rules)) == count
+
+    def test_many_lanes_are_decided_one_by_one(self):
+        counted = []
+
+        def seconds(way):
+            counted.append(way)
+            return sum(way)
+
+        assert [*best_of([[3, 1, 2]] * 12, seconds)] == [1] * 12
+        assert len(counted) < 3**12 / 1000
+        assert [*best_of([[3, 1], [1, 3]], lambda way: abs(sum(way) - 6))] == [3, 3]
 
     def test_parameters_without_elements_are_left_out(self):
         members = in_one_group(

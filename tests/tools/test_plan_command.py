@@ -200,6 +200,10 @@ class TestCommand:
             ([*STACK, '--configs.train.batch_sizes', '4'], 'did you mean'),
             ([*STACK, '--configs.train.batch_size', 'x'], 'expected int, got str'),
             ([*STACK, '--configs.train.batch_size', '5000'], 'fewer than one step of 5000'),
+            (
+                [*STACK, 'configs/spardl/teams2.py', '--workers', '3', '--timeline'],
+                '--timeline is of 3 workers, the fewest of --workers: teams=2 does not divide',
+            ),
             ([*STACK, 'configs/dgs/dgs.py'], 'asynchronous training is not predicted'),
             ([*STACK, '--check', 'nowhere.json'], '--check: nowhere.json is no table'),
             (['--check', 'x', '--workers', '4'], '--workers is of no use without a stack'),

@@ -52,6 +52,7 @@ class TestVersions:
         ours = host.ours(Launcher('torchrun', 1, 4, 1, 2), 1)
         assert ours.versions['torch'] == torch.__version__
         assert ours.versions['dgc'] == dgc.__version__
+        assert ours.versions['kernels'] in ('compiled', 'plain')
         assert host.load(ours.dump()) == ours
         assert len(ours.dump()) < __main__.LIMIT
 
@@ -60,6 +61,13 @@ class TestVersions:
         before = host.source_digest(tmp_path)
         assert before == host.source_digest(tmp_path)
         (tmp_path / 'a.py').write_text('x = 2')
+        assert host.source_digest(tmp_path) != before
+
+    def test_so_is_one_in_another_language_but_nothing_that_was_made_of_it(self, tmp_path):
+        before = host.source_digest(tmp_path)
+        (tmp_path / 'a.pyc').write_text('made')
+        assert host.source_digest(tmp_path) == before
+        (tmp_path / 'kernels.cpp').write_text('int x;')
         assert host.source_digest(tmp_path) != before
 
 

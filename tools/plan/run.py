@@ -17,7 +17,7 @@ from dgc import Composition
 from dgc.costmodel import Calibration
 from tools.cluster.rates import parse_rate
 from tools.plan import calibration, check, gantt, report
-from tools.plan.compositions import YOURS, Candidate, Field, UnfitError, field, unfit
+from tools.plan.compositions import YOURS, Candidate, Field, Make, UnfitError, field, unfit
 from tools.plan.division import divisions
 from tools.plan.measure import Bench
 from tools.plan.predict import Measured, Setting, predict
@@ -61,7 +61,9 @@ def stack(configs: Config) -> tuple[Subject, Field]:
 def plan(
     subject: Subject, chosen: Field, host: Calibration, arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    """Measure, predict and tell; returns what the JSON file holds of it."""
+    """Measure, predict and tell; returns what the JSON file holds of it. Raises Refused."""
+    if arguments.timeline is not None:
+        check_timeline(chosen, arguments.workers[0])
     bench = Bench(subject, arguments.workers)
     measured, notes = survey(bench, chosen.candidates)
     predictions = [
@@ -85,11 +87,21 @@ def plan(
     }
 
 
+def own(chosen: Field) -> Make:
+    """What makes the stack's own composition."""
+    return next((c.make for c in chosen.candidates if c.name == YOURS), chosen.candidates[0].make)
+
+
+def check_timeline(chosen: Field, workers: int) -> None:
+    """Raises Refused where the stack's exchange does not serve so many."""
+    if reason := unfit(own(chosen)().exchange, workers):
+        raise Refused(f'--timeline is of {workers} workers, the fewest of --workers: {reason}')
+
+
 def timeline(bench: Bench, chosen: Field, host: Calibration, arguments: argparse.Namespace) -> str:
     """The stack's step divided in several ways, at the first bandwidth, among the fewest workers;
     drawn as well where a file is named. Raises Refused."""
-    make = next((c.make for c in chosen.candidates if c.name == YOURS), chosen.candidates[0].make)
-    bandwidth, workers = arguments.bandwidths[0], arguments.workers[0]
+    make, bandwidth, workers = own(chosen), arguments.bandwidths[0], arguments.workers[0]
     latency = 1e-3 * arguments.latency
     setting = Setting(workers, parse_rate(bandwidth), latency, arguments.sharing)
     say('measuring buckets of several sizes')

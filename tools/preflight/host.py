@@ -17,10 +17,11 @@ from pathlib import Path
 import torch
 
 import dgc
-from dgc import codec
+from dgc import codec, ops
 from dgc.engines import Launcher
 
 SIOCGIFADDR = 0x8915  # the request for an interface's IPv4 address
+SOURCES = ('.py', '.cpp', '.h')
 YIELDS = 'OMPI_MCA_mpi_yield_when_idle'
 
 
@@ -76,14 +77,15 @@ def versions() -> dict[str, str]:
         'horovod': horovod,
         'dgc': dgc.__version__,
         'codec': str(codec.VERSION),
+        'kernels': 'compiled' if ops.is_native(torch.device('cpu')) else 'plain',
         'source of dgc': source_digest(Path(dgc.__file__).parent),
     }
 
 
 def source_digest(package: Path) -> str:
-    """Eight digits that differ where any file of a package does, whatever its version says."""
+    """Eight digits that differ where a source file of a package does, whatever its version says."""
     digest = hashlib.sha256()
-    for file in sorted(package.rglob('*.py')):
+    for file in sorted(f for f in package.rglob('*') if f.suffix in SOURCES):
         digest.update(str(file.relative_to(package)).encode() + b'\0' + file.read_bytes())
     return digest.hexdigest()[:8]
 
