@@ -39,6 +39,9 @@ class Bucket:
     to. The order is the parameter's logical one, whatever its memory format. State is saved and
     restored by parameter name, so a later run may group the parameters differently.
 
+    All that is written here goes through tensors whose version is counted apart from that of
+    ``.grad`` (``.data``), so that ``touched`` tells what others have written there since.
+
     dtype, device: of the parameters, and so of their gradients.
     buffers: float32 ``[n]`` each, what the memory keeps.
     schedule: the ratio over time; ``None`` when the bucket is always dense.
@@ -57,6 +60,8 @@ class Bucket:
         self.ratio = 1.0
         self.dtype, self.device = first.dtype, first.device
         self._lent: dict[str, Tensor] = {}  # name → what autograd stored, flat
+        self._taken: dict[str, tuple[Tensor, int]] = {}  # name → ``.grad`` and its version
+        self._changed: set[str] = set()
         self._own: Tensor | None = None
         self.buffers = {name: torch.zeros(numel, device=first.device) for name in buffers}
         self._wide = None
@@ -134,12 +139,15 @@ class Bucket:
         for member in self.members:
             yield member.name, part_of(flat, member.offset, member.parameter)
 
+    @torch.no_grad()  # a backward pass that is to be differentiated would record it
     def collect(self, member: Member) -> None:
         """Take what autograd, or the user, stored in ``.grad``; nothing is 0."""
         grad = member.parameter.grad
         self._lent.pop(member.name, None)
+        self._changed.discard(member.name)
         if grad is not None and self._borrows(grad):
-            self._lent[member.name] = grad.detach().view(-1)
+            self._lent[member.name] = grad.data.view(-1)
+            self._take(member, grad)
             return
         view = self._part(member)
         if grad is None:
@@ -148,7 +156,23 @@ class Bucket:
             view.copy_(grad.to_dense())
         elif grad.data_ptr() != view.data_ptr():
             view.copy_(grad)
-        member.parameter.grad = view
+        self._take(member, view.data)
+
+    def _take(self, member: Member, grad: Tensor) -> None:
+        """``grad`` is the parameter's from now on, as it is."""
+        member.parameter.grad = grad
+        self._taken[member.name] = (grad, grad._version)
+
+    def _is_touched(self, member: Member) -> bool:
+        if member.name not in self._taken:
+            return False
+        grad, version = self._taken[member.name]
+        return member.parameter.grad is not grad or grad._version != version
+
+    def touched(self) -> list[str]:
+        """Parameters whose ``.grad`` is another, or has been written to, since it was collected."""
+        changed = {member.name for member in self.members if self._is_touched(member)}
+        return [m.name for m in self.members if m.name in changed | self._changed]
 
     def _borrows(self, grad: Tensor) -> bool:
         """Whether a gradient can stay where it is."""
@@ -163,7 +187,9 @@ class Bucket:
             return self._piece(self.members[0])
         for member in self.members:
             if self._lent.pop(member.name, None) is not None:
-                member.parameter.grad = self._part(member)
+                if self._is_touched(member):  # by the training loop, while this thread was away
+                    self._changed.add(member.name)
+                self._take(member, self._part(member).data)
         return self._storage()
 
     def _storage(self) -> Tensor:
@@ -176,6 +202,8 @@ class Bucket:
         """Forget the gradients, or zero them where they are."""
         if set_to_none:
             self._lent.clear()
+        self._taken.clear()
+        self._changed.clear()
         for member in self.members:
             if set_to_none:
                 member.parameter.grad = None

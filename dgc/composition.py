@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dgc.clipping import Clipping
@@ -158,3 +158,34 @@ def wire_codec(
     if indices is None:
         indices = 'int32' if int32_indices else 'int64'
     return Codec(values, indices)
+
+
+def about(composition: Composition, steps_per_epoch: int | None) -> dict[str, str]:
+    """What ranks must have alike so that their messages fit together, by aspect, as text."""
+    parts = (
+        composition.codec, composition.exchange, composition.memory, composition.clipping,
+        composition.rules, composition.nonfinite,
+    )  # fmt: skip
+    schedule = composition.schedule
+    by_epoch = schedule.warmup_epochs and schedule.stage_steps is None
+    return {
+        'the composition': ' '.join(map(spelled, parts)),
+        'the schedule of the ratio': repr(schedule),
+        'steps_per_epoch, which the warm-up goes by': str(steps_per_epoch) if by_epoch else '',
+    }
+
+
+def spelled(part: object) -> str:
+    """A part's type and plain settings, and those of the parts that it has; no other objects."""
+    if part is None or isinstance(part, bool | int | float | str):
+        return repr(part)
+    if isinstance(part, Mapping):
+        return spelled([[key, value] for key, value in part.items()])
+    if isinstance(part, list | tuple):
+        return f'[{", ".join(map(spelled, part))}]'
+    settings = [
+        f'{name}={spelled(value)}'
+        for name, value in getattr(part, '__dict__', {}).items()
+        if not name.startswith('_')
+    ]
+    return f'{type(part).__name__}({", ".join(settings)})'

@@ -4,6 +4,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,10 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from dgc.buckets import part_of
-from dgc.composition import Composition
+from dgc.composition import Composition, about
 from dgc.engines import Engine, TorchEngine
 from dgc.handshake import describe, shake_hands
-from dgc.optimizer import check, divide
+from dgc.optimizer import check, divide, regroup
 from dgc.profile import Profile
 from dgc.reducer import Reducer
 
@@ -56,7 +57,8 @@ class CompressionHook:
         named = list(model.module.named_parameters())
         check(optimizer, named, composition, steps_per_epoch)
         engine = engine or TorchEngine(named[0][1].device)
-        shake_hands(engine, describe(named), named[0][1].device)
+        aspects = describe(named) | about(composition, steps_per_epoch)
+        shake_hands(engine, aspects, named[0][1].device)
         buckets, self.plan = divide(optimizer, named, composition, engine, profile)
         self.reducer = Reducer(buckets, composition, engine)
         self.steps_per_epoch = steps_per_epoch or 1
@@ -66,6 +68,13 @@ class CompressionHook:
             for member in bucket.members:
                 view = part_of(bucket.gradient, member.offset, member.parameter)
                 self._places[member.parameter] = (index, view)
+        strangers = [n for n, p in named if p.requires_grad and p.numel() and p not in self._places]
+        if strangers:
+            raise ValueError(
+                f'the model trains {", ".join(strangers)}, which the optimizer does not update: '
+                'give them to it, or freeze them before DistributedDataParallel'
+            )
+        optimizer.register_load_state_dict_post_hook(partial(regroup, buckets))
         self._missing: dict[int, int] = {}
         self._waiting: list[tuple[GradBucket, torch.futures.Future[Tensor]]] = []
         model.register_comm_hook(None, self._hook)
@@ -80,6 +89,8 @@ class CompressionHook:
         future: torch.futures.Future[Tensor] = torch.futures.Future()
         self._waiting.append((bucket, future))
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            if not parameter.numel():
+                continue
             index, view = self._places[parameter]
             view.copy_(gradient)
             self._missing[index] -= 1
@@ -95,7 +106,8 @@ class CompressionHook:
         self.reducer.synchronize()
         for bucket, future in waiting:
             for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-                gradient.copy_(self._places[parameter][1])
+                if parameter.numel():
+                    gradient.copy_(self._places[parameter][1])
             future.set_result(bucket.buffer())
         self.steps += 1
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from dgc.buckets import Bucket, Member
-from dgc.composition import Composition, deep_gradient_compression
+from dgc.composition import Composition, about, deep_gradient_compression
 from dgc.engines import Engine, create
 from dgc.handshake import broadcast_tensors, describe, shake_hands
 from dgc.optim.sgd import DGCSGD
@@ -34,6 +34,10 @@ class DistributedOptimizer(Optimizer):
 
     It shares ``param_groups`` and ``state`` with ``optimizer``, so learning rate schedulers work
     on it. At construction the ranks shake hands, and rank 0's parameters are broadcast.
+
+    Between ``backward()`` and ``step()`` gradients are on their way, and so are the engine's calls.
+    What looks at gradients or changes them (clipping, a GradScaler), and calls of your own on the
+    engine, come after ``synchronize()``; what clips before, is ``gradient_clipping``.
 
     optimizer: what applies the mean gradient: DGCSGD where the memory holds the momentum.
     named_parameters: of the whole model; all that ``optimizer`` updates must be among them.
@@ -67,20 +71,22 @@ class DistributedOptimizer(Optimizer):
         self.optimizer = optimizer
         self._share()
         self.engine = engine or create(device=named[0][1].device)
-        shake_hands(self.engine, describe(named, configuration), named[0][1].device)
+        aspects = describe(named, configuration) | about(composition, steps_per_epoch)
+        shake_hands(self.engine, aspects, named[0][1].device)
         broadcast_tensors(self.engine, [parameter for _, parameter in named])
         buckets, self.plan = divide(optimizer, named, composition, self.engine, profile)
         self.batches_per_step = batches_per_step
         self.steps_per_epoch = steps_per_epoch or 1
         self.steps = 0
         self.reducer = Reducer(buckets, composition, self.engine)
-        updated = groups_of(optimizer)
-        self._frozen = [(name, p) for name, p in named if p in updated and not p.requires_grad]
+        self._names = {parameter: name for name, parameter in named}
         self._passes: dict[Parameter, int] = {}
         self._missing: list[int] = []
         self._synchronized: bool | None = None
         self._handles: list[RemovableHandle] = []
         self._register_hooks()
+        regroup = optimizer.register_load_state_dict_post_hook(lambda _: self._regroup())
+        self._handles.append(regroup)
         # The views have the parameters' logical order, which is what travels. Autograd remarks on
         # it where a parameter's memory is in another, such as channels_last.
         warnings.filterwarnings('ignore', 'grad and param do not obey the gradient layout')
@@ -90,6 +96,11 @@ class DistributedOptimizer(Optimizer):
     def _share(self) -> None:
         self.param_groups = self.optimizer.param_groups
         self.state = self.optimizer.state
+
+    def _regroup(self) -> None:
+        """The wrapped optimizer has groups and a state of other objects."""
+        self._share()
+        regroup(self.reducer.buckets, self.optimizer)
 
     def _register_hooks(self) -> None:
         for index, bucket in enumerate(self.reducer.buckets):
@@ -143,18 +154,43 @@ class DistributedOptimizer(Optimizer):
         """Wait until every ``.grad`` holds the mean over the workers; ``step()`` will not do it
         again. Returns False where all workers leave this step out."""
         if self._synchronized is None:
-            thawed = [name for name, p in self._frozen if p.grad is not None]
-            if thawed:
-                raise RuntimeError(
-                    f'{", ".join(thawed)} was frozen when it was wrapped, so its gradient is this '
-                    "worker's alone: detach() and wrap the optimizer again after unfreezing"
-                )
+            self._check_trained()
+            self._check_untouched()
             for bucket in self.reducer.buckets:
                 for member in bucket.members:
                     if not self._passes[member.parameter]:
                         bucket.collect(member)
             self._synchronized = self.reducer.synchronize()
         return self._synchronized
+
+    def _check_trained(self) -> None:
+        """What is trained now has to be what was when it was wrapped."""
+        updated = groups_of(self.optimizer)
+        new = [
+            self._names.get(p, f'a parameter {tuple(p.shape)} that was added')
+            for p in updated
+            if p.grad is not None and p.numel() and p not in self._passes
+        ]
+        if new:
+            raise RuntimeError(
+                f'{", ".join(new)} was not trained when the optimizer was wrapped, so its gradient '
+                "is this worker's alone: detach() and wrap it again after unfreezing or adding"
+            )
+        frozen = [self._names[p] for p in self._passes if not p.requires_grad]
+        if frozen:
+            raise RuntimeError(
+                f'{", ".join(frozen)} was trained when the optimizer was wrapped, and what is kept '
+                'back of it would still move it: detach() and wrap it again after freezing'
+            )
+
+    def _check_untouched(self) -> None:
+        touched = [name for bucket in self.reducer.buckets for name in bucket.touched()]
+        if touched:
+            raise RuntimeError(
+                f'the gradient of {", ".join(touched)} was changed between backward() and step(), '
+                'while it was being sent: call synchronize() first, or clip with '
+                'gradient_clipping'
+            )
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Wait for the mean gradients and apply them; returns the closure's loss."""
@@ -198,10 +234,6 @@ class DistributedOptimizer(Optimizer):
         """
         self.reducer.load_state_dict(state_dict)
         self.optimizer.load_state_dict(state_dict['optimizer'])
-        self._share()
-        groups = groups_of(self.optimizer)
-        for bucket in self.reducer.buckets:
-            bucket.members = [m._replace(group=groups[m.parameter]) for m in bucket.members]
         self.steps = int(state_dict['steps'])
         self._begin_step()
         self.zero_grad()
@@ -210,6 +242,13 @@ class DistributedOptimizer(Optimizer):
 def groups_of(optimizer: Optimizer) -> dict[Parameter, dict[str, Any]]:
     """The parameters that ``optimizer`` updates, each with its group."""
     return {p: group for group in optimizer.param_groups for p in group['params']}
+
+
+def regroup(buckets: Sequence[Bucket], optimizer: Optimizer) -> None:
+    """Every member is in the group that ``optimizer`` has its parameter in now."""
+    groups = groups_of(optimizer)
+    for bucket in buckets:
+        bucket.members = [m._replace(group=groups[m.parameter]) for m in bucket.members]
 
 
 def trained(optimizer: Optimizer, named: Iterable[tuple[str, Parameter]]) -> list[Named]:

@@ -168,6 +168,8 @@ class Reducer:
 
     def _prepare_all(self) -> bool:
         """What must see every gradient of the step; returns False to leave the step out."""
+        if not self.buckets:
+            return True
         if self.composition.nonfinite == 'skip':
             bad = sum(not finite(*bucket.pieces) for bucket in self.buckets)
             flag = torch.tensor([float(bad)], device=self.buckets[0].device)
@@ -214,6 +216,10 @@ class Reducer:
         exchanged = exchange.sum(bucket, selected, composition.codec, self.engine)
         bucket.assign_mean(exchanged.parts, self.engine.size)
         poisoned = bool(bucket.pieces[0][0].isnan())
+        if not poisoned and bucket.dtype == torch.float16 and not finite(*bucket.pieces):
+            # Of what was kept in float32 over many steps; the same on all ranks.
+            poisoned = True
+            self._failures.append(f'{bucket.name}, whose mean float16 cannot hold')
         if not poisoned:  # else what others have sent, and we have cut, may hold a NaN
             memory.settle(bucket, selected, exchanged)
         kept = (exchanged.sent or selected).values.numel()

@@ -82,7 +82,8 @@ class CommunicationThread:
 
 
 class Engine(ABC):
-    """Collectives among ``size`` workers. Tensors may be of any type and on any device.
+    """Collectives among ``size`` workers. Tensors may be on any device, of types that the library
+    beneath carries: not all carry bool, small integers, or tensors without dimensions.
 
     Every public call may come from any thread: it is carried out on the engine's own, in the
     order of the calls, which must be the same on every rank.

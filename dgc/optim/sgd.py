@@ -64,8 +64,9 @@ class DGCSGD(Optimizer):
                 if not (group['weight_decay'] and group['momentum']):
                     step_without_buffer(parameter, gradient, group)
                     continue
-                step = native.step if fits_kernel(parameter, gradient) else step_plainly
-                step(parameter, gradient, self._decay_momentum(parameter), group)
+                buffer = self._decay_momentum(parameter)
+                step = native.step if fits_kernel(parameter, gradient, buffer) else step_plainly
+                step(parameter, gradient, buffer, group)
         return loss
 
     def _decay_momentum(self, parameter: Tensor) -> Tensor:
@@ -94,11 +95,10 @@ def step_plainly(
     parameter.add_(decay, alpha=-group['lr']).add_(gradient, alpha=-group['lr'])
 
 
-def fits_kernel(parameter: Tensor, gradient: Tensor) -> bool:
-    """Whether the fused step is there for a parameter and its gradient."""
+def fits_kernel(parameter: Tensor, gradient: Tensor, buffer: Tensor) -> bool:
+    """Whether the fused step is there for a parameter, its gradient and its ``b``."""
     return (
         ops.is_native(parameter.device)
         and parameter.dtype == torch.float32
-        and parameter.is_contiguous()
-        and gradient.is_contiguous()
+        and all(tensor.is_contiguous() for tensor in (parameter, gradient, buffer))
     )

@@ -66,6 +66,42 @@ def with_optimizer(steps: int, make) -> list[Tensor]:
     return [parameter.detach().clone() for parameter in net.parameters()]
 
 
+def with_an_empty_parameter() -> list[Tensor]:
+    """The parameters after some steps of a model of which one has no elements."""
+    net = nn.Linear(6, 4)
+    net.none = nn.Parameter(torch.zeros(0, 3))
+    model = DistributedDataParallel(net)
+    optimizer = dgc.DGCSGD(net.parameters(), **SGD)
+    CompressionHook(model, optimizer, sparse())
+    for number in range(3):
+        optimizer.zero_grad()
+        torch.manual_seed(10 * number + dist.get_rank())
+        (model(torch.randn(5, 6)).square().mean() + net.none.sum()).backward()
+        optimizer.step()
+    return [parameter.detach().clone() for parameter in net.parameters()]
+
+
+def momentum_after_loading() -> float:
+    """What the memory goes by once the optimizer's groups are others."""
+    net = nn.Linear(6, 4)
+    optimizer = dgc.DGCSGD(net.parameters(), **SGD)
+    hook = CompressionHook(DistributedDataParallel(net), optimizer, sparse())
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.param_groups[0]['momentum'] = 0.5
+    return hook.reducer.buckets[0].momentum
+
+
+def refusal() -> str:
+    """What is said of a parameter that nobody updates."""
+    net = nn.Linear(6, 4)
+    optimizer = dgc.DGCSGD([net.weight], **SGD)
+    try:
+        CompressionHook(DistributedDataParallel(net), optimizer, sparse())
+    except ValueError as error:
+        return str(error)
+    return ''
+
+
 def sparse() -> dgc.Composition:
     return dgc.deep_gradient_compression(0.01, fp16_values=True)
 
@@ -83,6 +119,9 @@ if __name__ == '__main__':
         'hook': with_ddp(6, sparse),
         'hook resumed': with_ddp(6, sparse, resume_at=3),
         'optimizer': with_optimizer(6, sparse),
+        'empty': with_an_empty_parameter(),
+        'momentum': momentum_after_loading(),
+        'refusal': refusal(),
     }
     torch.save(results, Path(sys.argv[1]) / f'{dist.get_rank()}.pth')
     dist.destroy_process_group()

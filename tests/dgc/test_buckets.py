@@ -68,6 +68,15 @@ class TestStorage:
             collect_all(bucket)
         assert bucket.gradient.tolist() == [2.0] * 10
 
+    def test_a_backward_pass_that_can_be_differentiated_keeps_no_graph(self):
+        bucket = two()
+        for _ in range(3):
+            bucket.zero()
+            sum(m.parameter.pow(2).sum() for m in bucket.members).backward(create_graph=True)
+            collect_all(bucket)
+            assert not bucket.gradient.requires_grad
+            assert not any(piece.requires_grad for piece in bucket.pieces)
+
     def test_a_gradient_that_did_not_come_is_zero(self):
         for bucket in (two(), Bucket(in_one_group([('w', Parameter(torch.zeros(2)))]))):
             bucket.gradient.fill_(7)

@@ -1,10 +1,13 @@
 import pytest
 import torch
-from dgc_helpers import parameters, wrap
+from dgc_helpers import exact, parameters, wrap
 from torch.nn import Parameter
 
 import dgc
+from dgc.codec import Codec
+from dgc.composition import spelled
 from dgc.engines import LocalEngine
+from dgc.exchanges import AllGather, GTopK, Hierarchical
 from dgc.handshake import (
     AgreementError,
     HandshakeError,
@@ -15,6 +18,8 @@ from dgc.handshake import (
     gather_text,
     shake_hands,
 )
+from dgc.memory import Residual
+from dgc.rules import LayerRules
 
 TENSORS = {
     'float32': torch.tensor([[1.5, -2.0]]),
@@ -167,3 +172,38 @@ def test_texts_are_gathered_by_rank_and_cut():
     assert dgc.simulate(2, worker) == [['äää0', 'äää1']] * 2
     worker = lambda e: gather_text(e, 'ä' * 9, 'cpu', limit=7)  # noqa: E731
     assert dgc.simulate(2, worker) == [['äää', 'äää']] * 2
+
+
+DIFFERENT = {
+    'codec': (lambda rank: exact(codec=Codec('fp16' if rank else 'fp32')), 'the composition'),
+    'exchange': (lambda rank: exact(exchange=GTopK() if rank else AllGather()), 'the composition'),
+    'a setting': (lambda rank: exact(memory=Residual() if rank else None), 'the composition'),
+    'rules': (lambda rank: exact(rules=LayerRules(dense=['w*'] * rank)), 'the composition'),
+    'ratio': (lambda rank: exact(0.05 + rank / 100), 'the schedule of the ratio'),
+}
+
+
+@pytest.mark.parametrize(('make', 'aspect'), DIFFERENT.values(), ids=DIFFERENT)
+def test_ranks_of_different_compositions_do_not_begin(make, aspect):
+    def worker(engine):
+        with pytest.raises(HandshakeError, match=f'rank 1 and rank 0 differ in {aspect}'):
+            wrap(parameters(), make(engine.rank), engine)
+
+    dgc.simulate(2, worker)
+
+
+def test_epochs_of_different_length_do_not_begin_where_the_ratio_goes_by_them():
+    def worker(engine):
+        wrap(parameters(), exact(), engine, steps_per_epoch=3 + engine.rank)
+        with pytest.raises(HandshakeError, match='rank 1 and rank 0 differ in steps_per_epoch'):
+            wrap(parameters(), exact(warmup_epochs=2), engine, steps_per_epoch=3 + engine.rank)
+
+    dgc.simulate(2, worker)
+
+
+def test_settings_are_told_and_other_objects_are_not():
+    part = Hierarchical(AllGather(), 2)
+    part.draw = torch.Generator().manual_seed(3)
+    assert spelled(part) == spelled(Hierarchical(AllGather(), 2))[:-1] + ', draw=Generator())'
+    assert spelled(part) != spelled(Hierarchical(AllGather(), 4))
+    assert spelled([None, {'a': (1, 2.5)}]) == "[None, [['a', [1, 2.5]]]]"

@@ -15,7 +15,7 @@ def ranks(tmp_path_factory) -> list[dict]:
     return [torch.load(folder / f'{rank}.pth', weights_only=True) for rank in range(2)]
 
 
-@pytest.mark.parametrize('way', ['hook', 'hook at ratio 1'])
+@pytest.mark.parametrize('way', ['hook', 'hook at ratio 1', 'empty'])
 def test_workers_agree_bit_for_bit(ranks, way):
     assert all(map(torch.equal, ranks[0][way], ranks[1][way]))
 
@@ -35,3 +35,11 @@ def test_sparse_differs_from_dense(ranks):
 
 def test_state_round_trips(ranks):
     assert all(map(torch.equal, ranks[0]['hook resumed'], ranks[0]['hook']))
+
+
+def test_the_memory_goes_by_the_groups_that_the_optimizer_has_now(ranks):
+    assert [rank['momentum'] for rank in ranks] == [0.5, 0.5]
+
+
+def test_a_parameter_that_nobody_updates_is_refused_by_name(ranks):
+    assert ranks[0]['refusal'].startswith('the model trains bias, which the optimizer does not')

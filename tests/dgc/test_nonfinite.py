@@ -234,3 +234,29 @@ def test_after_a_stop_another_one_names_its_own_parameter():
         with pytest.raises(NonFiniteGradientError, match=f'gradient of {bad}$'):
             optimizer.step()
         optimizer.load_state_dict(state)
+
+
+def test_a_mean_that_float16_cannot_hold_is_named_and_stays_in_the_memory():
+    """Of float16 gradients that were kept back, in float32, for hundreds of steps."""
+
+    def worker(engine):
+        named = [('w', torch.nn.Parameter(torch.zeros(64, 64, dtype=torch.float16)))]
+        composition = dgc.deep_gradient_compression(0.001, memory=Residual(), compressor=TopK())
+        optimizer = wrap(named, composition, engine, lr=0.0)
+        with pytest.raises(NonFiniteGradientError, match='w, whose mean float16 cannot hold'):
+            for _ in range(300):
+                optimizer.zero_grad()
+                set_gradients(named, {'w': torch.full((64, 64), 300.0, dtype=torch.float16)})
+                optimizer.step()
+        return float(optimizer.state_dict()['memory']['w']['residual'].max())
+
+    assert all(kept > 65504 for kept in dgc.simulate(2, worker))
+
+
+@pytest.mark.parametrize('clipping', [None, ClipByModelNorm(1.0)])
+def test_nothing_to_train_is_no_error(clipping):
+    frozen = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+    composition = dgc.deep_gradient_compression(nonfinite='skip', gradient_clipping=clipping)
+    optimizer = wrap([('w', frozen)], composition)
+    optimizer.step()
+    assert optimizer.steps == 1

@@ -6,8 +6,10 @@ from dgc_helpers import exact, loss, parameters, train, wrap
 from torch.nn import Parameter
 
 import dgc
+from dgc.clipping import ClipByModelNorm
 from dgc.engines import LocalEngine
 from dgc.memory import Residual
+from dgc.planner import BySize, Whole
 
 
 class TestRefusals:
@@ -81,8 +83,99 @@ def test_a_parameter_unfrozen_after_wrapping_is_refused_not_applied_unreduced():
     optimizer = wrap(named, dgc.dense())
     frozen.requires_grad = True
     loss(named, 0, 0).backward()
-    with pytest.raises(RuntimeError, match='late was frozen'):
+    with pytest.raises(RuntimeError, match='late was not trained when'):
         optimizer.step()
+
+
+def test_a_parameter_added_after_wrapping_is_refused_not_applied_unreduced():
+    named = parameters()
+    optimizer = wrap(named, dgc.dense())
+    added = Parameter(torch.ones(2, 3))
+    optimizer.add_param_group({'params': [added]})
+    (loss(named, 0, 0) + added.sum()).backward()
+    with pytest.raises(RuntimeError, match=r'a parameter \(2, 3\) that was added was not trained'):
+        optimizer.step()
+    assert torch.equal(added.detach(), torch.ones(2, 3))
+
+
+@pytest.mark.parametrize('make', [dgc.dense, exact])
+def test_a_parameter_frozen_after_wrapping_is_refused_not_moved_by_what_was_kept(make):
+    named = parameters()
+    optimizer = wrap(named, make(), momentum=0.9)
+    train(optimizer, named, 2)
+    optimizer.zero_grad()
+    named[0][1].requires_grad_(False)
+    loss(named, 0, 2).backward()
+    with pytest.raises(RuntimeError, match=r'wide\.weight was trained when'):
+        optimizer.step()
+
+
+def clip_in_place(parameter):
+    torch.nn.utils.clip_grad_norm_([parameter], 1e-3)
+
+
+def replace(parameter):
+    parameter.grad = parameter.grad.clamp(-1e-3, 1e-3)
+
+
+def drop(parameter):
+    parameter.grad = None
+
+
+COMPOSITIONS = {
+    'dense': dgc.dense,
+    'one bucket': lambda: dgc.dense(planner=Whole()),
+    'exact': exact,
+    'in pieces': lambda: exact(planner=BySize()),
+    'clipped': lambda: exact(gradient_clipping=ClipByModelNorm(1e9)),
+    'whole dense steps': lambda: exact(1.0, planner=Whole()),
+}
+
+
+@pytest.mark.parametrize('change', [clip_in_place, replace, drop])
+@pytest.mark.parametrize('make', COMPOSITIONS.values(), ids=COMPOSITIONS)
+@pytest.mark.parametrize('index', range(4))
+def test_a_gradient_changed_while_it_is_sent_is_refused(make, change, index):
+    """It is written to while another thread reads it, or replaced where the mean was to come."""
+    named = parameters()
+    optimizer = wrap(named, make())
+    train(optimizer, named, 2)
+    optimizer.zero_grad()
+    loss(named, 0, 2).backward()
+    name, parameter = named[index]
+    change(parameter)
+    with pytest.raises(RuntimeError, match=f'the gradient of {name} was changed between'):
+        optimizer.step()
+
+
+@pytest.mark.parametrize('change', [clip_in_place, replace, drop])
+@pytest.mark.parametrize('make', COMPOSITIONS.values(), ids=COMPOSITIONS)
+@pytest.mark.parametrize('set_to_none', [True, False])
+def test_after_synchronize_the_means_are_the_loops_to_change(make, change, set_to_none):
+    named = parameters()
+    optimizer = wrap(named, make())
+    for step in range(3):
+        optimizer.zero_grad(set_to_none)
+        loss(named, 0, step).backward()
+        optimizer.synchronize()
+        before = named[0][1].detach().clone()
+        change(named[0][1])
+        optimizer.step()
+        assert (named[0][1].detach() - before).norm() <= 1e-3 * named[0][1].numel()
+
+
+def test_between_two_backward_passes_of_a_step_a_gradient_may_be_changed():
+    named = parameters()
+    optimizer = wrap(named, dgc.dense(), batches_per_step=2)
+    loss(named, 0, 0).backward()
+    for _, parameter in named:
+        parameter.grad.mul_(0.5)
+    halves = [parameter.grad.clone() for _, parameter in named]
+    loss(named, 0, 1).backward()
+    rest = torch.autograd.grad(loss(named, 0, 1), [p for _, p in named])
+    optimizer.synchronize()
+    for (_, parameter), half, other in zip(named, halves, rest, strict=True):
+        torch.testing.assert_close(parameter.grad, half + other)
 
 
 def test_detached_parameters_can_be_wrapped_again():

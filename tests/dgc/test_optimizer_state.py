@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from dgc_helpers import exact, parameters, train, wrap
+from dgc_helpers import exact, parameters, train, values, wrap
 from torch.nn import Parameter
 
 import dgc
@@ -107,3 +107,16 @@ class TestState:
         resumed.load_state_dict(state)
         assert resumed.steps == 2
         assert resumed.reducer.buckets[0].ratio == optimizer.reducer.buckets[0].ratio == 0.3
+
+
+def test_a_state_given_to_the_wrapped_optimizer_is_the_wrappers_too():
+    named = parameters()
+    optimizer = wrap(named, exact(), lr=0.1, momentum=0.9)
+    optimizer.optimizer.load_state_dict(optimizer.optimizer.state_dict())
+    assert optimizer.param_groups is optimizer.optimizer.param_groups
+    optimizer.param_groups[0]['lr'] = 0.0
+    optimizer.param_groups[0]['momentum'] = 0.5
+    assert {bucket.momentum for bucket in optimizer.buckets} == {0.5}
+    before = values(named)
+    train(optimizer, named, 1)
+    assert all(map(torch.equal, values(named), before))

@@ -119,9 +119,28 @@ def test_a_parameter_in_another_order_or_type_takes_the_plain_step():
     strided.grad = torch.zeros(3, 4)
     half = Parameter(torch.randn(3).bfloat16())
     half.grad = torch.zeros(3).bfloat16()
-    assert not sgd.fits_kernel(strided, strided.grad)
-    assert not sgd.fits_kernel(half, half.grad)
+    assert not sgd.fits_kernel(strided, strided.grad, torch.zeros(3, 4))
+    assert not sgd.fits_kernel(half, half.grad, torch.zeros(3))
     before = [strided.detach().clone(), half.detach().clone()]
     DGCSGD([strided, half], lr=0.1, momentum=0.9, weight_decay=0.1).step()
     torch.testing.assert_close(strided.detach(), before[0] * 0.99)
     torch.testing.assert_close(half.detach(), before[1] * 0.99, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize('was', [torch.channels_last, torch.contiguous_format])
+def test_a_buffer_of_a_run_in_another_memory_format_is_gone_on_with(was):
+    def optimizer(memory_format):
+        weight = torch.arange(96.0).view(2, 3, 4, 4).to(memory_format=memory_format)
+        parameter = Parameter(weight)
+        parameter.grad = torch.ones_like(parameter)
+        return parameter, DGCSGD([parameter], lr=0.1, momentum=0.9, weight_decay=0.1)
+
+    earlier, first = optimizer(was)
+    first.step()
+    others = {torch.channels_last, torch.contiguous_format} - {was}
+    later, second = optimizer(others.pop())
+    later.data.copy_(earlier.detach())
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for each in (first, second):
+        each.step()
+    torch.testing.assert_close(later.detach(), earlier.detach())
