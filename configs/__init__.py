@@ -4,15 +4,15 @@ import torch
 
 from dgc import dense
 from dgc.parameter_server import ServerSettings
-from utils.config import REQUIRED, Config, configs
+from utils.config import REQUIRED, REQUIRED_NODE, Config, configs
 from utils.meters import TopK
 from utils.synchronous import Synchronous
 
 configs.seed = 42
 
 # What is trained: set by a file such as configs/cifar/resnet20.py.
-configs.dataset = REQUIRED
-configs.model = REQUIRED
+configs.dataset = REQUIRED_NODE
+configs.model = REQUIRED_NODE
 
 # Threads of one worker; None: the machine's cores, shared among its workers.
 configs.data = Config()

@@ -155,7 +155,8 @@ def restore(parts: Evaluated, run: Path, evaluate: bool = False) -> tuple[int, f
     common = dict(set.intersection(*({(e, s) for e, s in one['usable']} for one in everybodys)))
     if not common:
         raise CheckpointError(
-            f'there is no checkpoint in {run} that all ranks can read; --resume RUN names a run'
+            f'there is no checkpoint in {run} that all ranks can read; --resume RUN names a '
+            f'run{siblings(run)}'
         )
     epoch, best = max(common), everybodys[0]['best']
     if evaluate:
@@ -172,6 +173,16 @@ def restore(parts: Evaluated, run: Path, evaluate: bool = False) -> tuple[int, f
         reason = textwrap.shorten(str(error), 400, placeholder=' …')
         raise CheckpointError(f'{run} does not fit this configuration: {reason}') from error
     return state['epoch'] + 1, state['best']
+
+
+def siblings(run: Path) -> str:
+    """Runs of the same experiment with other numbers of workers that have checkpoints, if any."""
+    stem, dot, _ = run.name.rpartition('.np')
+    if not dot:
+        return ''
+    there = [each for each in sorted(run.parent.glob('*')) if each.name.startswith(stem + dot)]
+    usable = [str(each) for each in there if Checkpoints(each / 'checkpoints').epochs(True)]
+    return f', such as {", ".join(usable)}' if usable else ''
 
 
 Memories = dict[str, dict[str, Tensor]]

@@ -1,11 +1,13 @@
-"""The folder of a run: made, not mixed with an older one, and sure to be writable."""
+"""The folder of a run: made, of this run alone, and sure to be writable."""
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from utils.config import Config, ConfigError
 
@@ -21,25 +23,46 @@ def writing(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def prepare_folder(folder: Path, configs: Config, about: str, moves_aside: bool) -> None:
+def prepare_folder(folder: Path, configs: Config, about: str, moves_aside: bool) -> IO[str]:
     """Make a run's folder, with config.txt and environment.txt.
 
-    A new run does not mix with an older one of the same name, which is moved aside. Raises
-    ConfigError where it cannot be written.
+    A new run does not mix with an older one of the same name, which is moved aside. Returns the
+    claim on the folder, to be closed with the run. Raises ConfigError where it cannot be written,
+    or where another run writes there.
     """
     with writing(folder):
-        if moves_aside:
-            move_aside(folder)
+        if moves_aside and folder.exists():
+            claim(folder).close()
+            print(f'an earlier run of this name is {move_aside(folder)} from now on', flush=True)
         folder.mkdir(parents=True, exist_ok=True)
+        held = claim(folder)
         (folder / 'config.txt').write_text(f'{configs}\n')
         (folder / 'environment.txt').write_text(about)
+    return held
 
 
-def move_aside(folder: Path) -> None:
-    """Rename a folder that is there already to the first free of ``folder~1``, ``folder~2``, …"""
-    if folder.exists():
-        free = next(n for n in itertools.count(1) if not Path(f'{folder}~{n}').exists())
-        folder.rename(f'{folder}~{free}')
+def claim(folder: Path) -> IO[str]:
+    """Until what this returns is closed, or the process ends, nobody else can claim the folder.
+
+    Raises ConfigError where somebody has: two runs would overwrite each other's checkpoints.
+    """
+    lock = (folder / '.lock').open('w')
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise ConfigError(
+            f'another run is writing {folder}: give this one a --suffix, or end the other'
+        ) from None
+    except OSError:  # a file system without locks
+        pass
+    return lock
+
+
+def move_aside(folder: Path) -> Path:
+    """Rename a folder to the first free of ``folder~1``, ``folder~2``, …, which is returned."""
+    free = next(n for n in itertools.count(1) if not Path(f'{folder}~{n}').exists())
+    return folder.rename(f'{folder}~{free}')
 
 
 def check_writable(folder: Path, rank: int) -> None:

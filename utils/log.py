@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 import torch
 from tensorboardX import SummaryWriter
@@ -66,9 +66,17 @@ class RunLog:
     """What one run leaves to be read. Only rank 0 writes; on the others every call does nothing.
 
     resumed_at: the first epoch that is trained now; what the files hold of later ones is replaced.
+    held: the claim on the folder, which ends with the log.
     """
 
-    def __init__(self, folder: Path, parts: Parts, resumed_at: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        parts: Parts,
+        resumed_at: int | None = None,
+        held: IO[str] | None = None,
+    ) -> None:
+        self._held = held
         self._writes = parts.engine.rank == 0
         self._samples_per_step = parts.samples_per_step
         self._samples_per_epoch = parts.samples_per_step * len(parts.loaders['train'])
@@ -102,6 +110,8 @@ class RunLog:
         """Write what is still buffered."""
         if self._writes:
             self._writer.close()
+        if self._held is not None:
+            self._held.close()
 
 
 def start_log(folder: Path, parts: Parts, configs: Config, resumed_at: int | None) -> RunLog:
@@ -111,10 +121,11 @@ def start_log(folder: Path, parts: Parts, configs: Config, resumed_at: int | Non
     """
     engine = parts.engine
     hosts = gather_text(engine, socket.gethostname(), parts.device, limit=256)
+    held = None
     with agreed(engine, parts.device):
         if engine.rank == 0:
             about = environment(engine.name, hosts)
-            prepare_folder(folder, configs, about, moves_aside=resumed_at is None)
+            held = prepare_folder(folder, configs, about, moves_aside=resumed_at is None)
     with agreed(engine, parts.device):  # on every machine, and not while the first moves an old one
         check_writable(folder, engine.rank)
     if engine.rank == 0:
@@ -124,7 +135,7 @@ def start_log(folder: Path, parts: Parts, configs: Config, resumed_at: int | Non
         print(f'{folder}\n{cost(parts)}', flush=True)
         if plan.foreseen:
             print(plan.summary(), flush=True)
-    return RunLog(folder, parts, resumed_at)
+    return RunLog(folder, parts, resumed_at, held)
 
 
 def cost(parts: Parts) -> str:

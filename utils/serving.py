@@ -87,6 +87,7 @@ class Serving:
             service.run(self._between)
         self._save()
         self._log.close()
+        self._held.close()
         if self._server.finished:
             rows = self._log.metrics.read()
             told = table(rows, self._folder, self._experiment.configs.train.metric)
@@ -109,7 +110,8 @@ class Serving:
         """The run folder; a checkpoint from the first moment on."""
         goes_on = self._experiment.goes_on(self._folder)
         about = environment('parameter server', [socket.gethostname()], self._workers)
-        prepare_folder(self._folder, self._experiment.configs, about, moves_aside=not goes_on)
+        configs = self._experiment.configs
+        self._held = prepare_folder(self._folder, configs, about, moves_aside=not goes_on)
         numel = sum(self._server.numels)
         version = self._server.version if goes_on else None
         self._log.open(self._folder, numel, version, self._seconds)

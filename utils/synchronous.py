@@ -52,6 +52,10 @@ def work(engine: Engine, experiment: Experiment) -> None:
         for name, value in experiment.evaluate(parts, configs).items():
             say(engine, f'[{name}] = {value:.2f}')
         return
+    if first >= configs.train.num_epochs:
+        trained = f'{experiment.source(folder)} has {first} epochs already'
+        say(engine, f'{trained}: there is nothing left to train')
+        return
     log = start_log(folder, parts, configs, first if experiment.goes_on(folder) else None)
     checkpoints = Checkpoints(folder / 'checkpoints', engine.rank, engine.size)
     for epoch in range(first, configs.train.num_epochs):

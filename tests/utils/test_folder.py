@@ -10,14 +10,26 @@ from utils.folder import check_writable, move_aside, prepare_folder
 
 def test_move_aside_takes_the_first_free_name(tmp_path):
     folder = tmp_path / '[a+b].np2'
-    move_aside(folder)
-    assert not list(tmp_path.iterdir())
     for number in (1, 2, 3):
         folder.mkdir()
         (folder / 'made').write_text(str(number))
-        move_aside(folder)
+        moved = move_aside(folder)
         assert not folder.exists()
-        assert (tmp_path / f'[a+b].np2~{number}' / 'made').read_text() == str(number)
+        assert moved == tmp_path / f'[a+b].np2~{number}'
+        assert (moved / 'made').read_text() == str(number)
+
+
+@pytest.mark.parametrize('moves_aside', [True, False])
+def test_a_folder_that_another_run_writes_is_left_alone(tmp_path, moves_aside, capsys):
+    held = prepare_folder(tmp_path / 'a', Config(), 'about', moves_aside)
+    (tmp_path / 'a' / 'made').write_text('1')
+    with pytest.raises(ConfigError, match=r'another run is writing .*/a: give this one a --suffix'):
+        prepare_folder(tmp_path / 'a', Config(), 'about', moves_aside)
+    assert (tmp_path / 'a' / 'made').read_text() == '1' and not (tmp_path / 'a~1').exists()
+    held.close()
+    prepare_folder(tmp_path / 'a', Config(), 'about', moves_aside).close()
+    assert (tmp_path / 'a~1').exists() == moves_aside
+    assert ('an earlier run of this name is' in capsys.readouterr().out) == moves_aside
 
 
 def test_one_that_can_be_written_is_there_and_empty(tmp_path):

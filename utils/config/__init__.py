@@ -6,6 +6,7 @@ An experiment is a stack of files. They are executed in the order given, each af
     # configs/__init__.py declares every setting: a name that is not here is a typing error
     configs.train = Config()                                        # a plain node: names, values
     configs.train.num_epochs = REQUIRED                             # somebody has to set it
+    configs.model = REQUIRED_NODE                                   # to a callable node
     configs.train.optimizer = Config(torch.optim.SGD, momentum=0.9)  # a callable node: built later
     configs.train.optimizer.lr = derived(lambda: 10 / configs.train.num_epochs)
 
@@ -22,6 +23,6 @@ Every mistake that can be found is found before training starts, as a `ConfigErr
 """
 
 from utils.config.loading import load
-from utils.config.tree import REQUIRED, Config, ConfigError, configs, derived
+from utils.config.tree import REQUIRED, REQUIRED_NODE, Config, ConfigError, configs, derived
 
-__all__ = ['REQUIRED', 'Config', 'ConfigError', 'configs', 'derived', 'load']
+__all__ = ['REQUIRED', 'REQUIRED_NODE', 'Config', 'ConfigError', 'configs', 'derived', 'load']

@@ -20,16 +20,20 @@ class UnknownSetting(ConfigError, AttributeError):
 
 
 class _Required:
-    """The class of REQUIRED, the value of a setting that has none yet and must be given one."""
+    """The class of what a setting is that has no value yet and must be given one."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
 
     def __repr__(self) -> str:
-        return 'REQUIRED'
+        return self._name
 
     def __reduce__(self) -> str:
-        return 'REQUIRED'  # a copy, and what comes back from a pickle, is the one object
+        return self._name  # a copy, and what comes back from a pickle, is the one object
 
 
-REQUIRED = _Required()
+REQUIRED = _Required('REQUIRED')
+REQUIRED_NODE = _Required('REQUIRED_NODE')  # a callable node, and nothing else
 
 
 class derived:  # noqa: N801 (reads like `property`, and is one)
@@ -81,6 +85,7 @@ class Config:
             raise ConfigError(f"{self._path(name)} cannot be a setting: its name holds '.' or '='")
         if not self._accepts(name):
             raise self._unknown(name)
+        self._check_node(name, value)
         self._settings[name] = _map(partial(self._attached, name), value)
 
     def __getitem__(self, name: str) -> Any:
@@ -91,8 +96,8 @@ class Config:
             value = parameter.default
         else:
             raise self._unknown(name)
-        if value is REQUIRED:
-            raise _must_be_set(self._path(name))
+        if isinstance(value, _Required):
+            raise _must_be_set({self._path(name): value})
         return self._computed(name, value.function) if isinstance(value, derived) else value
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -143,9 +148,10 @@ class Config:
         """Raise a ConfigError that names every REQUIRED setting left unset at or below this node,
         or a derived setting that cannot be computed."""
         settings = [(node, name) for node in self._nodes() for name in node]
-        unset = [node._path(name) for node, name in settings if node._settings[name] is REQUIRED]
+        values = {node._path(name): node._settings[name] for node, name in settings}
+        unset = {path: value for path, value in values.items() if isinstance(value, _Required)}
         if unset:
-            raise _must_be_set(*unset)
+            raise _must_be_set(unset)
         for node, name in settings:
             node[name]  # reads, and so computes, it
 
@@ -183,6 +189,17 @@ class Config:
             value = value if value._parent is None else value.__copy__()
             value._parent, value._name = self, name
         return value
+
+    def _check_node(self, name: str, value: Any) -> None:
+        """What is built is a callable node, or None; a function in its place was forgotten to be
+        wrapped."""
+        old = self._settings.get(name)
+        is_node = old is REQUIRED_NODE or (isinstance(old, Config) and old._func is not None)
+        if is_node and value is not None and not isinstance(value, Config | derived | _Required):
+            shown = getattr(value, '__name__', repr(value))
+            raise ConfigError(
+                f'{self._path(name)} = {shown}: give it a Config(function, …), in a config file'
+            )
 
     def _unknown(self, name: str) -> UnknownSetting:
         if name in self._parameters:
@@ -280,8 +297,11 @@ def _flatten(path: str, value: Any) -> Iterator[tuple[str, object]]:
         yield from _flatten(f'{path}.{name}', setting)
 
 
-def _must_be_set(*paths: str) -> ConfigError:
-    return ConfigError(f'{", ".join(paths)} must be set (in a config file, or --{paths[0]} VALUE)')
+def _must_be_set(unset: Mapping[str, _Required]) -> ConfigError:
+    """Of settings, by their names; a node cannot be given on the command line."""
+    by_word = next((path for path, value in unset.items() if value is REQUIRED), '')
+    where = f'in a config file, or --{by_word} VALUE' if by_word else 'in a config file'
+    return ConfigError(f'{", ".join(unset)} must be set ({where})')
 
 
 def hint(word: str, known: Mapping[str, str]) -> str:
