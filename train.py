@@ -6,10 +6,12 @@ import sys
 
 from utils.launch import (
     BAD_INPUT,
+    DECLARATIONS,
     OPTIONS,
     STOPPED,
     Refused,
     give_up,
+    interrupted,
     parse_arguments,
     quiet_others,
 )
@@ -37,7 +39,7 @@ def main(arguments: Namespace, overrides: list[str]) -> int:
     quiet_others(launcher.rank)
     keep_freed_memory()
     try:
-        configs = load(arguments.configs, overrides, OPTIONS)
+        configs = load(arguments.configs, overrides, OPTIONS, DECLARATIONS)
         configs.check()
         device = choose_device(arguments.devices, launcher.local_rank)
         distribution = configs.train.distribution.build()
@@ -52,6 +54,8 @@ def main(arguments: Namespace, overrides: list[str]) -> int:
     except NonFiniteGradientError as error:
         told = f'{error}: lower the learning rate or clip, then go on with --resume'
         return give_up(STOPPED, told, launcher.size == 1 or launcher.rank == error.rank)
+    except KeyboardInterrupt:
+        interrupted(launcher.rank == 0)
     return 0
 
 

@@ -37,6 +37,8 @@ class RatioSchedule:
             raise ValueError(
                 f'warmup_coeff has {len(ramp)} ratios for warmup_epochs = {self.warmup_epochs}'
             )
+        if self.warmup_epochs < 0:
+            raise ValueError(f'warmup_epochs must be at least 0, got {self.warmup_epochs}')
         if self.stage_steps is not None and self.stage_steps < 1:
             raise ValueError(f'stage_steps must be at least 1, got {self.stage_steps}')
 

@@ -198,6 +198,9 @@ def work(
         link.close()
         raise Refused(' '.join(str(error).split()), rank=detect().rank) from error
     log = WorkerLog(optimizer)
+    by_hand = detect().size == 1  # else the server's process tells
+    if by_hand:
+        print(f'worker {optimizer.place} of {meeting.address.for_people} trains', flush=True)
     try:
         for epoch in itertools.count(optimizer.steps // len(parts.loaders['train'])):
             if optimizer.finished:
@@ -207,6 +210,8 @@ def work(
             except NonFiniteGradientError as error:  # only this worker knows
                 raise NonFiniteGradientError(str(error), detect().rank) from error
             log.epoch(epoch, numbers)
+        if by_hand:
+            print(f'worker {optimizer.place}: all updates have been made', flush=True)
     finally:  # also when we are told to end: the place is free at once
         optimizer.close()
 

@@ -118,6 +118,7 @@ def build(
     """Everything, alike on all ranks. Raises what the parts raise for settings they refuse."""
     train = configs.train
     seed_everything(configs.seed)
+    check_epochs(configs)
     check_metric(configs, datasets)
     loader, share = build_train_loader(configs, datasets, engine.rank, engine.size, device)
     model = configs.model.build().to(device)
@@ -202,6 +203,14 @@ def build_scheduler(
                 else [epoch * steps_per_epoch for epoch in epochs]
             )
     return node.build(optimizer, **in_steps)
+
+
+def check_epochs(configs: Config) -> None:
+    """Raise ValueError where there is nothing to train."""
+    if configs.train.num_epochs < 1:
+        raise ValueError(
+            f'configs.train.num_epochs must be at least 1, got {configs.train.num_epochs}'
+        )
 
 
 def check_metric(configs: Config, datasets: dict[str, Dataset]) -> None:

@@ -6,11 +6,13 @@ Nothing heavy is imported here: the command line is read before torch is.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import logging
 import os
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from utils.config import ConfigError
@@ -18,12 +20,14 @@ from utils.config.loading import check_exists
 
 BAD_INPUT = 2  # exit code
 STOPPED = 3  # exit code: training cannot go on
+INTERRUPTED = 130  # exit code, as of a shell after Ctrl-C
+DECLARATIONS = Path(__file__).parents[1] / 'configs' / '__init__.py'
 
 EXAMPLES = """\
 examples:
   train alone, on the digits that scikit-learn ships, everything dense:
     python train.py --configs configs/digits/cnn.py
-  two workers, Deep Gradient Compression at 0.1 %%, after a warm-up of five epochs:
+  two workers, Deep Gradient Compression at 0.1 %, after a warm-up of five epochs:
     horovodrun -np 2 python train.py --configs configs/digits/cnn.py configs/dgc/wm5.py
   the same under another launcher, with half-precision values and another number of epochs:
     torchrun --nproc-per-node 2 train.py --configs configs/digits/cnn.py configs/dgc/wm5.py \\
@@ -72,6 +76,20 @@ def give_up(code: int, message: str, speaks: bool) -> int:
     else:
         time.sleep(PATIENCE)
     return code
+
+
+def interrupted(speaks: bool) -> NoReturn:
+    """End the process after Ctrl-C, on all ranks, each by itself.
+
+    At once: other threads, an engine's or a simulation's, may wait for workers that are gone.
+    What is on file is whole.
+    """
+    if speaks:
+        told = 'interrupted: --resume goes on after the last epoch that was saved'
+        print(f'\ntrain.py: {told}', file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(INTERRUPTED)
 
 
 class Parser(argparse.ArgumentParser):
@@ -127,6 +145,8 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
     parser.add_argument('--suffix', default='', help='appended to the name of the run folder')
     parser.add_argument('--runs', default='runs', help='where run folders are made (runs)')
     arguments, overrides = parser.parse_known_args(argv)
+    if importlib.util.find_spec('torch') is None:
+        parser.error('this Python has no torch: `make setup`, then `. .venv/bin/activate`')
     try:
         check_exists(arguments.configs)
     except ConfigError as error:

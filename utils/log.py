@@ -167,6 +167,7 @@ def environment(engine: str, hosts: list[str], workers: int | None = None) -> st
         'launcher': detect().name,
         'engine': engine,
         'workers': str(workers or len(hosts)),
+        'threads of a worker': str(torch.get_num_threads()),
         'hosts': ' '.join(sorted(set(hosts))),
         'git commit': _git_commit(),
     }

@@ -64,13 +64,18 @@ def create(name: str | None = None, device: torch.device | str = 'cpu') -> Engin
     elif name == 'local':
         engine = LocalEngine()
     else:
-        raise EngineError(f'there is no engine {name!r}; choose one of {", ".join(NAMES)}')
+        raise unknown(name)
     if engine.size != launcher.size:
         raise EngineError(
             f'engine {name} counts {engine.size} workers, {launcher.name} started '
             f'{launcher.size}: start the program with the launcher of its engine'
         )
     return engine
+
+
+def unknown(name: str) -> EngineError:
+    """There is no engine of this name."""
+    return EngineError(f'there is no engine {name!r}; choose one of {", ".join(NAMES)}')
 
 
 def run(
@@ -91,6 +96,8 @@ def run(
                 'launcher'
             )
         return simulate(size, worker)[0]
+    if name is not None and name not in NAMES:
+        raise unknown(name)
     if size != 1:
         raise EngineError(
             f'a size of {size} is for the engine simulated; for {name or "any other"}, '

@@ -119,7 +119,7 @@ class Service:
         for event in self._watch.events():
             if event & sockets.REFUSED:
                 log.warning('refused a connection: it has another key, or none')
-            elif event & sockets.GONE:
+            elif event & sockets.GONE and not self.server.finished:
                 log.info(
                     'a connection ended: a worker has gone, or somebody sent what is no message '
                     'or is longer than %d bytes',

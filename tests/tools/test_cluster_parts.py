@@ -239,6 +239,12 @@ class TestVerdicts:
         assert selftest.message_size(1e9) == 1_000_000
 
 
+@pytest.mark.parametrize('python', [[], ['python'], ['python3']])
+def test_python_may_stand_before_the_program(python):
+    arguments = __main__.parse(['--nodes', '2', '--', *python, 'train.py', '--seed', 'python'])
+    assert arguments.command == ['train.py', '--seed', 'python']
+
+
 class TestRefusals:
     """One line that says what is wrong, and exit code 2."""
 

@@ -84,6 +84,26 @@ CASES: dict[str, tuple[list[str], str]] = {
          f'{TRAIN}.optimizer.momentum', '0.0'],
         'nesterov needs a momentum above 0',
     ),
+    'no epoch': (
+        [*DIGITS, f'{TRAIN}.num_epochs', '0'],
+        'configs.train.num_epochs must be at least 1, got 0',
+    ),
+    'negative warm-up': (
+        [*DIGITS, f'{TRAIN}.compression.warmup_epochs', '-2'],
+        '…warmup_epochs must be at least 0, got -2',
+    ),
+    'a name in the place of a node': (
+        ['--configs', 'configs/digits/cnn.py', '--configs.dataset', 'datasets.Digits'],
+        "configs.dataset = …: it is a node; set its settings, not itself",
+    ),
+    'a name where there is no node yet': (
+        ['--configs', 'configs/dgc/wm5.py', '--configs.model', 'models.digits'],
+        "configs.model = 'models.digits': give it a Config(function, …), in a config file",
+    ),
+    'unknown engine of several workers': (
+        [*DIGITS, '--configs.engine.name', 'simulatd', '--configs.engine.size', '4'],
+        "there is no engine 'simulatd'; choose one of horovod, torch, local, simulated",
+    ),
     'a folder that cannot be': (
         [*DIGITS, '--runs', '/dev/null/runs'],
         '…/dev/null/runs/… cannot be written (Not a directory): give --runs a folder that can be',

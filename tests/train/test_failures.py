@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+
 import pytest
 import torch
-from launching import DIGITS, SIMULATED, here, launch
+from launching import DIGITS, PYTHON, ROOT, SIMULATED, environment, here, launch
 
 # The seed of the first epoch, 42 + rank, tells the ranks apart under every engine.
 MODEL = """
@@ -87,3 +91,26 @@ def test_a_model_that_is_lucky_trains_on(tmp_path):
     (folder,) = (tmp_path / 'runs').iterdir()
     state = torch.load(folder / 'checkpoints/e0000.r1of2.pth', weights_only=True)
     assert all(tensor.isfinite().all() for tensor in state['model'].values())
+
+
+@pytest.mark.parametrize('words', [[], [*SIMULATED, '2']], ids=['alone', 'simulated'])
+def test_ctrl_c_ends_it_with_one_line_and_it_goes_on(tmp_path, words):
+    arguments = ['train.py', *DIGITS, *words, '--configs.train.batch_size', '256']
+    arguments += ['--configs.train.num_epochs', '300', '--runs', str(tmp_path)]
+    process = subprocess.Popen(
+        [PYTHON, *arguments], cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    told = next(line for line in process.stdout if line.startswith('epoch 1:'))
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, told + rest
+    assert 'train.py: interrupted: --resume goes on after the last epoch' in rest
+    assert 'Traceback' not in rest and 'terminate' not in rest
+    (run,) = tmp_path.iterdir()
+    before = len((run / 'metrics.jsonl').read_text().splitlines())
+    again = here(*arguments[1:], '--resume', '--configs.train.num_epochs', str(before + 1))
+    assert again.code == 0, again.output
+    lines = (run / 'metrics.jsonl').read_text().splitlines()
+    assert [json.loads(line)['epoch'] for line in lines] == list(range(before + 1))

@@ -331,3 +331,19 @@ def test_the_rate_is_times_workers_and_batches_a_step(tmp_path, more, size):
     assert run.metrics[0]['lr'] == pytest.approx(0.04)
     assert run.metrics[0]['ratio'] == 1.0
     assert len(run.curve('loss/train')) == 22
+
+
+def test_another_number_of_workers_is_told_which_run_there_is(copied, tmp_path):
+    done = train(tmp_path / 'runs', 3, '--resume', size=3, code=2).done
+    (line,) = done.complaints
+    assert line.endswith(f'--resume RUN names a run, such as {copied.folder}')
+    assert [each.name for each in (tmp_path / 'runs').iterdir()] == [copied.folder.name]
+
+
+@pytest.mark.parametrize('size', [2, 3])
+def test_where_nothing_is_left_to_train_that_is_all_that_happens(copied, tmp_path, size):
+    before = sorted(path.name for path in copied.folder.rglob('*'))
+    done = train(tmp_path / 'runs', 2, '--resume', copied.folder, size=size).done
+    assert f'{copied.folder} has 2 epochs already: there is nothing left to train' in done.output
+    assert sorted(path.name for path in copied.folder.rglob('*')) == before
+    assert [each.name for each in (tmp_path / 'runs').iterdir()] == [copied.folder.name]

@@ -9,7 +9,7 @@ import threading
 import pytest
 from config_parts import DGCSGD, SGD, Compressor, Cosine, Momentum, positional_only, settings_of
 
-from utils.config import REQUIRED, Config, ConfigError, configs, derived, load
+from utils.config import REQUIRED, REQUIRED_NODE, Config, ConfigError, configs, derived, load
 
 
 def test_plain_nodes_of_ones_own_are_free():
@@ -358,3 +358,20 @@ def test_functions_are_shown_by_name_also_in_containers():
 def test_repr_reads_nothing():
     tree = Config(a=Config(SGD, lr=REQUIRED))
     assert repr(tree.a) == '<Config Config.a>'
+
+
+@pytest.mark.parametrize('value', [SGD, 'SGD', 3, [1]])
+def test_what_is_built_cannot_be_replaced_by_what_is_not(value):
+    tree = Config(a=REQUIRED_NODE, b=Config(SGD), c=Config(d=1), e=REQUIRED)
+    for name in ('a', 'b'):
+        with pytest.raises(ConfigError, match=rf'^Config\.{name} = .*give it a Config\(function'):
+            tree[name] = value
+    tree.c, tree.e = value, value  # any value will do
+    tree.b, tree.a = None, Config(SGD)
+    assert tree.b is None and tree.a.build(1).lr == SGD(1).lr
+
+
+def test_a_node_is_not_to_be_given_on_the_command_line():
+    with pytest.raises(ConfigError) as caught:
+        Config(a=REQUIRED_NODE).check()
+    assert str(caught.value) == 'Config.a must be set (in a config file)'

@@ -146,6 +146,14 @@ def test_a_leaf_file_declares_nothing_even_in_nodes_from_init_files(stack):
     assert complaint([leaf]).endswith('leaf.py:3: configs.extra.a.c is not a setting')
 
 
+def test_a_file_may_lie_anywhere_once_the_declarations_are_named(stack, tmp_path_factory):
+    leaf = write(tmp_path_factory.mktemp('mine') / 'leaf.py', 'configs.seed = 5')
+    assert complaint([leaf]).endswith('configs.seed is not a setting')
+    assert load([leaf, stack / 'cifar/resnet20.py'], root=stack / '__init__.py').seed == 5
+    own = write(stack / 'own/leaf.py', 'configs.seed = 6')  # in a folder without an __init__.py
+    assert load([own], root=stack / '__init__.py').seed == 6
+
+
 def test_a_leaf_file_may_put_a_new_node_in_a_declared_place(stack):
     leaf = write(
         stack / 'swap/leaf.py',

@@ -66,6 +66,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add('command', nargs=argparse.REMAINDER, metavar='-- PROGRAM ...', help='as after `python`')
     arguments = parser.parse_args(argv)
     arguments.command = arguments.command[arguments.command[:1] == ['--'] :]
+    if arguments.command[:1] in (['python'], ['python3']):  # which is ours, in every node
+        del arguments.command[0]
     if bool(arguments.command) == arguments.self_test:
         parser.error('give a program after --, such as `-- train.py ...`, or --self-test alone')
     try:

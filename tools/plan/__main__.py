@@ -13,7 +13,7 @@ from tools.cluster.rates import parse_rate
 from utils.allocator import keep_freed_memory
 from utils.config import ConfigError, load
 from utils.config.loading import check_exists
-from utils.launch import Refused
+from utils.launch import DECLARATIONS, Refused
 
 PROGRAM = 'tools.plan'
 OPTIONS = (
@@ -107,7 +107,8 @@ def main(argv: Sequence[str]) -> int:
     end_tidily()
     keep_freed_memory()  # as train.py does
     try:
-        configs = load(arguments.configs, overrides, OPTIONS) if arguments.configs else None
+        stack = arguments.configs
+        configs = load(stack, overrides, OPTIONS, DECLARATIONS) if stack else None
         if configs is not None:
             configs.check()
 

@@ -13,7 +13,10 @@ from utils.config.tree import Config, ConfigError, configs, hint
 
 
 def load(
-    paths: Sequence[str | Path], overrides: Iterable[str] = (), known: Iterable[str] = ()
+    paths: Sequence[str | Path],
+    overrides: Iterable[str] = (),
+    known: Iterable[str] = (),
+    root: str | Path | None = None,
 ) -> Config:
     """Clear `configs`, execute the files onto it, apply the command line, and return it.
 
@@ -26,11 +29,13 @@ def load(
         overrides: command-line words such as ['--configs.seed', '1', '--configs.train.lr=0.1'],
             applied after all files; later ones win.
         known: the program's other options, to suggest one where an option is misspelt.
+        root: the program's declarations, executed first, so that a file may lie anywhere.
     """
     check_exists(paths)
     configs._settings.clear()
+    first = [] if root is None else [Path(os.path.abspath(root))]
     files = (file for path in paths for file in _with_declarations(Path(os.path.abspath(path))))
-    for file in dict.fromkeys(files):  # each once, in order
+    for file in dict.fromkeys([*first, *files]):  # each once, in order
         configs._lock(file.name != '__init__.py')
         _execute(str(file))
     configs._lock(True)
