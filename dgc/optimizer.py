@@ -155,12 +155,13 @@ class DistributedOptimizer(Optimizer):
         again. Returns False where all workers leave this step out."""
         if self._synchronized is None:
             self._check_trained()
-            self._check_untouched()
             for bucket in self.reducer.buckets:
                 for member in bucket.members:
                     if not self._passes[member.parameter]:
                         bucket.collect(member)
-            self._synchronized = self.reducer.synchronize()
+            usable = self.reducer.synchronize()
+            self._check_untouched()  # now that no other thread moves gradients
+            self._synchronized = usable
         return self._synchronized
 
     def _check_trained(self) -> None:

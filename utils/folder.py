@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import itertools
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from utils.config import Config, ConfigError
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -54,8 +57,8 @@ def claim(folder: Path) -> IO[str]:
         raise ConfigError(
             f'another run is writing {folder}: give this one a --suffix, or end the other'
         ) from None
-    except OSError:  # a file system without locks
-        pass
+    except OSError as error:
+        log.warning('%s: no other run is kept from writing there (%s)', folder, error.strerror)
     return lock
 
 
