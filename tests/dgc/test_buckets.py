@@ -68,6 +68,7 @@ class TestStorage:
             collect_all(bucket)
         assert bucket.gradient.tolist() == [2.0] * 10
 
+    @pytest.mark.filterwarnings('ignore:Using backward')  # of torch's own leak, without zero_grad
     def test_a_backward_pass_that_can_be_differentiated_keeps_no_graph(self):
         bucket = two()
         for _ in range(3):
