@@ -139,7 +139,6 @@ class Bucket:
         for member in self.members:
             yield member.name, part_of(flat, member.offset, member.parameter)
 
-    @torch.no_grad()  # a backward pass that is to be differentiated would record it
     def collect(self, member: Member) -> None:
         """Take what autograd, or the user, stored in ``.grad``; nothing is 0."""
         grad = member.parameter.grad
@@ -147,15 +146,15 @@ class Bucket:
         self._changed.discard(member.name)
         if grad is not None and self._borrows(grad):
             self._lent[member.name] = grad.data.view(-1)
-            self._take(member, grad)
+            self._taken[member.name] = (grad, grad._version)
             return
         view = self._part(member)
         if grad is None:
             view.zero_()
         elif grad.is_sparse:
-            view.copy_(grad.to_dense())
+            view.copy_(grad.detach().to_dense())
         elif grad.data_ptr() != view.data_ptr():
-            view.copy_(grad)
+            view.copy_(grad.detach())  # of which autograd may be told to keep a graph
         self._take(member, view.data)
 
     def _take(self, member: Member, grad: Tensor) -> None:
@@ -164,15 +163,13 @@ class Bucket:
         self._taken[member.name] = (grad, grad._version)
 
     def _is_touched(self, member: Member) -> bool:
-        if member.name not in self._taken:
-            return False
-        grad, version = self._taken[member.name]
-        return member.parameter.grad is not grad or grad._version != version
+        grad, version = self._taken.get(member.name, (None, 0))
+        return grad is not None and (member.parameter.grad is not grad or grad._version != version)
 
     def touched(self) -> list[str]:
         """Parameters whose ``.grad`` is another, or has been written to, since it was collected."""
-        changed = {member.name for member in self.members if self._is_touched(member)}
-        return [m.name for m in self.members if m.name in changed | self._changed]
+        changed = self._changed
+        return [m.name for m in self.members if m.name in changed or self._is_touched(m)]
 
     def _borrows(self, grad: Tensor) -> bool:
         """Whether a gradient can stay where it is."""
