@@ -1,4 +1,4 @@
-"""Train over slow networks: gradients compressed, exchanged and never lost.
+"""Train over slow networks: compress gradients, exchange them, and lose none.
 
 The package stands on its own. Wrap an optimizer of your own loop in a DistributedOptimizer:
 
@@ -13,31 +13,37 @@ The package stands on its own. Wrap an optimizer of your own loop in a Distribut
         engine,
     )
 
-The path of a gradient is in docs/architecture.md; its parts are the modules of this package.
+docs/architecture.md describes the path of a gradient; its parts are the modules of this package.
 """
 
-from dgc.composition import Composition, deep_gradient_compression, dense
+from dgc.algorithms import ALGORITHMS
+from dgc.algorithms.deep_gradient_compression import deep_gradient_compression
+from dgc.algorithms.dense import dense
+from dgc.composition import Composition
 from dgc.engines import Engine, EngineError, create, simulate
 from dgc.handshake import HandshakeError, average_tensors, broadcast_tensors
+from dgc.local_steps import LocalSteps
 from dgc.nonfinite import NonFiniteGradientError
 from dgc.optim import DGCSGD
 from dgc.optimizer import DistributedOptimizer
 from dgc.rules import LayerRules
-from dgc.schedule import RatioSchedule
+from dgc.schedule import DensitySchedule
 from dgc.sparse import Sparse
 
 __version__ = '0.1.0'
 
 __all__ = [
+    'ALGORITHMS',
     'DGCSGD',
     'Composition',
+    'DensitySchedule',
     'DistributedOptimizer',
     'Engine',
     'EngineError',
     'HandshakeError',
     'LayerRules',
+    'LocalSteps',
     'NonFiniteGradientError',
-    'RatioSchedule',
     'Sparse',
     'average_tensors',
     'broadcast_tensors',

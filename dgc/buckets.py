@@ -1,8 +1,9 @@
-"""Parameters that travel together, their gradients, and what is kept back of them."""
+"""The storage of a bucket: its gradients, and the state of the parts that process it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,16 +11,22 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from dgc import ops
+from dgc.bucket_spec import BucketSpec
 from dgc.ops.reference import fill
-from dgc.schedule import RatioSchedule
 from dgc.sparse import Sparse
+from dgc.state import Elements, Entries, OwnedSlice, PerParameter, Values, copied, owned_range
+
+PARTS: dict[str, Entries] = {}  # of a bucket that no part keeps state for
 
 
 class Member(NamedTuple):
     """A parameter of a bucket.
 
-    group: the optimizer's, that it is in.
-    offset: where its part of the flat tensors begins.
+    Attributes:
+        name: As in the spec.
+        parameter: Whose ``.grad`` holds the gradient, and later the result.
+        group: The optimizer's group that the parameter is in.
+        offset: Index of its first element in the flat tensors.
     """
 
     name: str
@@ -29,71 +36,110 @@ class Member(NamedTuple):
 
 
 class Bucket:
-    """Parameters that travel together: their gradients, and the memory's flat buffers.
+    """Gradients of the parameters of one ``BucketSpec``, and the state that parts keep for them.
 
-    What autograd computed is lent, and the mean is written there: a gradient in ``pieces``. Whoever
-    wants one flat ``gradient`` has it brought together: copied, once a step, into storage of the
-    bucket's own, of which each ``.grad`` is then a view. Where that is to be expected, each is
-    copied as it comes: in a bucket that is always dense, and where no kernel reads pieces. So is
-    one that shares its memory with another tensor, as autograd's may, since what is lent is written
-    to. The order is the parameter's logical one, whatever its memory format. State is saved and
-    restored by parameter name, so a later run may group the parameters differently.
+    Gradients are used where autograd stored them, without a copy, and the mean is written there
+    (``pieces``). A part that needs one flat ``gradient`` has them copied, once a step, into storage
+    of the bucket's own, of which each ``.grad`` is then a view. Gradients are copied as they come
+    where that is to be expected: in a bucket that is never compressed, and where no kernel reads
+    pieces. A gradient that shares its memory with another tensor, as autograd's may, is copied too,
+    since the result is written to it. Elements are in the parameters' logical order, whatever their
+    memory format.
 
-    All that is written here goes through tensors whose version is counted apart from that of
-    ``.grad`` (``.data``), so that ``touched`` tells what others have written there since.
+    All writes go through tensors whose version is counted apart from that of ``.grad`` (``.data``),
+    so that ``touched`` detects what the training loop has written there since.
 
-    dtype, device: of the parameters, and so of their gradients.
-    buffers: float32 ``[n]`` each, what the memory keeps.
-    schedule: the ratio over time; ``None`` when the bucket is always dense.
-    ratio: share of elements to keep at this step.
+    Attributes:
+        spec: The parameters' names and shapes, and the density over time.
+        density: Of this step; None for uncompressed.
+        parts: Role of a part → what it keeps between steps, as declared.
+        members: The live parameters, in the order of the spec.
+        state: Role of a part → entry → tensor, dictionary of tensors, or dictionary of plain values
+            (see ``dgc.state``).
     """
 
     def __init__(
         self,
-        parameters: Sequence[tuple[str, Parameter, dict[str, Any]]],
-        schedule: RatioSchedule | None = None,
-        buffers: Sequence[str] = (),
+        spec: BucketSpec,
+        members: Sequence[tuple[Parameter, dict[str, Any]]],
+        parts: Mapping[str, Entries] = PARTS,
+        rank: int = 0,
+        size: int = 1,
     ) -> None:
-        first = parameters[0][1]
-        self.numel = numel = sum(parameter.numel() for _, parameter, _ in parameters)
-        self.schedule = schedule
-        self.ratio = 1.0
-        self.dtype, self.device = first.dtype, first.device
+        """Allocate the state of ``parts``.
+
+        Args:
+            spec: What the bucket holds.
+            members: Each parameter with its optimizer group, in the order of the spec.
+            parts: Role of a part → its ``state_for(spec)``.
+            rank, size: Of this rank, which decide the slice of an ``OwnedSlice``.
+        """
+        self.spec = spec
+        self.numel, self.dtype, self.device = spec.numel, spec.dtype, spec.device
+        self.density: float | None = None
+        self.members = [
+            Member(each.name, parameter, group, each.offset)
+            for each, (parameter, group) in zip(spec.members, members, strict=True)
+        ]
+        self.owned = owned_range(self.numel, rank, size)
+        self._rank = rank
         self._lent: dict[str, Tensor] = {}  # name → what autograd stored, flat
         self._taken: dict[str, tuple[Tensor, int]] = {}  # name → ``.grad`` and its version
         self._changed: set[str] = set()
         self._own: Tensor | None = None
-        self.buffers = {name: torch.zeros(numel, device=first.device) for name in buffers}
-        self._wide = None
-        if first.dtype != torch.float32:
-            self._wide = torch.zeros(numel, device=first.device)
-        self.members: list[Member] = []
-        offset = 0
-        for name, parameter, group in parameters:
-            self.members.append(Member(name, parameter, group, offset))
-            offset += parameter.numel()
+        self._wide = None  # the float32 sum, where gradients are of another type
+        if self.dtype != torch.float32:
+            self._wide = torch.zeros(self.numel, dtype=torch.float32, device=self.device)
+        self.parts = parts
+        self.state = {role: self._initial(entries) for role, entries in parts.items()}
+        self._seeds = self.state.get('codec', {}).get('draws', {})
+
+    def _initial(self, entries: Entries) -> dict[str, Any]:
+        """The state of one part before the first step."""
+        return {name: self._initial_entry(entry) for name, entry in entries.items()}
+
+    def _initial_entry(self, entry: Any) -> Any:
+        if isinstance(entry, Elements):
+            return torch.zeros(self.numel, dtype=torch.float32, device=self.device)
+        if isinstance(entry, OwnedSlice):
+            length = self.owned[1] - self.owned[0]
+            return torch.zeros(length, dtype=torch.float32, device=self.device)
+        if isinstance(entry, PerParameter):
+            tensors = {each.name: entry.initial(each) for each in self.spec.members}
+            return {name: t.to(self.device) for name, t in tensors.items() if t is not None}
+        return {}
 
     @property
     def name(self) -> str:
-        """The first parameter's name, and how many more there are."""
-        more = len(self.members) - 1
-        return self.members[0].name + (f' and {more} more' if more else '')
+        """The first parameter's name and the number of the others, for people."""
+        return self.spec.name
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """The memory's float32 tensors ``[n]``, by name."""
+        return self.state.get('memory', {})
+
+    def next_seed(self) -> int:
+        """Return a seed for one stochastic encoding: another at each call, alike on resume."""
+        self._seeds['count'] = count = self._seeds.get('count', 0) + 1
+        return zlib.crc32(f'{self._rank} {count} {self.spec.names[0]}'.encode())
 
     @property
     def gradient(self) -> Tensor:
-        """``[n]``, of the parameters' type: the pieces, which are this one from then on."""
+        """The gradient ``[n]``, of the parameters' type, in one tensor; ``pieces`` is this tensor from
+        then on."""
         for member in self.members:
             if member.name in self._lent and len(self.members) > 1:
                 self._part(member).view(-1).copy_(self._lent[member.name])
         return self._in_one()
 
     def adopt(self, flat: Tensor) -> None:
-        """``flat[n]`` becomes the gradient, and this bucket's own storage."""
+        """Use ``flat[n]`` as the gradient, and as this bucket's own storage."""
         self._lent, self._own = {}, flat
 
     @property
     def pieces(self) -> list[Tensor]:
-        """Flat tensors that one after another are the gradient; written to, they change it."""
+        """The gradient as flat tensors, one after another; writing to them changes it."""
         if not self._lent:
             return [self._storage()]
         return [self._piece(member) for member in self.members if member.parameter.numel()]
@@ -108,14 +154,14 @@ class Bucket:
         return part_of(self._storage(), member.offset, member.parameter)
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Each parameter's name and gradient, in its shape, wherever it lies."""
+        """Yield each parameter's name and gradient, in the parameter's shape."""
         for member in self.members:
             yield member.name, self._piece(member).view(member.parameter.shape)
 
     @property
     def total(self) -> Tensor:
-        """Float32 ``[n]``, where a dense sum comes: in the place of the gradient, where that is
-        float32, which it need not hold any longer."""
+        """Float32 ``[n]`` for a dense sum: the gradient's own storage where that is float32, which
+        is overwritten."""
         return self._in_one() if self._wide is None else self._wide
 
     @property
@@ -128,6 +174,11 @@ class Bucket:
         """Whether the optimizer uses Nesterov's momentum for these parameters."""
         return bool(self._hyperparameter('nesterov', False))
 
+    @property
+    def lr(self) -> float:
+        """The optimizer's learning rate for these parameters; 1 where it has none."""
+        return float(self._hyperparameter('lr', 1.0))
+
     def _hyperparameter(self, key: str, default: float) -> float:
         found = {member.group.get(key, default) for member in self.members}
         if len(found) > 1:
@@ -135,12 +186,12 @@ class Bucket:
         return found.pop()
 
     def views(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """The part of ``flat[n]`` that belongs to each parameter, in the parameter's shape."""
+        """Yield each parameter's name and its view of ``flat[n]``, in the parameter's shape."""
         for member in self.members:
             yield member.name, part_of(flat, member.offset, member.parameter)
 
     def collect(self, member: Member) -> None:
-        """Take what autograd, or the user, stored in ``.grad``; nothing is 0."""
+        """Take what is in the parameter's ``.grad``; None counts as zeros."""
         grad = member.parameter.grad
         self._lent.pop(member.name, None)
         self._changed.discard(member.name)
@@ -154,11 +205,11 @@ class Bucket:
         elif grad.is_sparse:
             view.copy_(grad.detach().to_dense())
         elif grad.data_ptr() != view.data_ptr():
-            view.copy_(grad.detach())  # of which autograd may be told to keep a graph
+            view.copy_(grad.detach())  # with create_graph=True it has a graph
         self._take(member, view.data)
 
     def _take(self, member: Member, grad: Tensor) -> None:
-        """``grad`` is the parameter's from now on, as it is."""
+        """Set ``.grad``, and remember its version."""
         member.parameter.grad = grad
         self._taken[member.name] = (grad, grad._version)
 
@@ -167,36 +218,37 @@ class Bucket:
         return grad is not None and (member.parameter.grad is not grad or grad._version != version)
 
     def touched(self) -> list[str]:
-        """Parameters whose ``.grad`` is another, or has been written to, since it was collected."""
+        """Return the names of parameters whose ``.grad`` was replaced or written to since it was
+        collected."""
         changed = self._changed
         return [m.name for m in self.members if m.name in changed or self._is_touched(m)]
 
     def _borrows(self, grad: Tensor) -> bool:
-        """Whether a gradient can stay where it is."""
-        lends = self.schedule is not None and ops.is_native(self.device)
+        """Whether a gradient can be used in place, without a copy."""
+        lends = self.spec.schedule is not None and ops.is_native(self.device)
         fits = grad.dtype == self.dtype and not grad.is_sparse and grad.is_contiguous()
         return (lends or len(self.members) == 1) and fits and ops.is_sole(grad)
 
     def _in_one(self) -> Tensor:
-        """``[n]`` in one tensor: the only gradient, as it was lent, or this bucket's own storage,
-        of which each ``.grad`` is a view from now on, whatever it holds."""
+        """``[n]`` in one tensor: the only gradient where it lies, or this bucket's own storage, of
+        which each ``.grad`` is a view from now on, whatever it holds."""
         if len(self._lent) == len(self.members) == 1:
             return self._piece(self.members[0])
         for member in self.members:
             if self._lent.pop(member.name, None) is not None:
-                if self._is_touched(member):  # by the training loop, while this thread was away
+                if self._is_touched(member):  # by the training loop, on another thread
                     self._changed.add(member.name)
                 self._take(member, self._part(member).data)
         return self._storage()
 
     def _storage(self) -> Tensor:
-        """``[n]`` of this bucket's own, made when it is first wanted."""
+        """This bucket's own storage ``[n]``, allocated at the first use."""
         if self._own is None:
             self._own = torch.zeros(self.numel, dtype=self.dtype, device=self.device)
         return self._own
 
     def zero(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, or zero them where they are."""
+        """Release the gradients, or zero them in place."""
         if set_to_none:
             self._lent.clear()
         self._taken.clear()
@@ -207,48 +259,120 @@ class Bucket:
             elif member.parameter.grad is not None:
                 member.parameter.grad.zero_()
 
-    def hold(self, values: Tensor) -> Tensor:
-        """``values[n]`` in ``total``, to be summed in place."""
+    def copy_to_total(self, values: Tensor) -> Tensor:
+        """Return ``total``, holding ``values[n]``."""
         return self.total if values is self.total else self.total.copy_(values)
 
-    def assign_mean(self, parts: Sequence[Sparse], workers: int) -> None:
-        """Every gradient becomes its part of the sum of ``parts``, divided by ``workers``.
+    def assign(self, contributions: Sequence[Sparse], divisor: int) -> None:
+        """Write ``Σ contributions / divisor`` into the gradients.
 
-        A sparse part is divided as it is added, so that most elements are written just once.
+        Args:
+            contributions: All dense or all sparse. The first dense one may lie in ``total``. Sparse
+                ones are divided as they are added, so that most elements are written just once.
+            divisor: The world size for a mean of sums; 1 where the contributions are the result.
         """
-        if not parts[0].is_dense:
-            ops.kernels(self.device).spread(self.pieces, parts, 1 / workers)
+        if not contributions[0].is_dense:
+            ops.kernels(self.device).spread(self.pieces, contributions, 1 / divisor)
             if len(self._lent) == len(self.members):
-                self._own = None  # from dense steps before this one
+                self._own = None  # from uncompressed steps before this one
             return
-        mean = self.total.div_(workers)  # where the sum is already
-        if mean is self._wide:
-            fill(self.pieces, mean)
+        result = self.copy_to_total(contributions[0].values)
+        for contribution in contributions[1:]:
+            contribution.add_to(result)
+        result.div_(divisor)
+        if result is self._wide:
+            fill(self.pieces, result)
 
-    def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """Copies of what is kept back: parameter name to buffer name to tensor."""
-        state: dict[str, dict[str, Tensor]] = {member.name: {} for member in self.members}
-        for buffer, flat in self.buffers.items():
-            for name, view in self.views(flat):
-                state[name][buffer] = view.clone()
-        return state
+    def snapshot(self) -> dict[str, Any]:
+        """Return a copy of all parts' state: 4 bytes an element and ``Elements`` entry."""
+        return {role: copied(entries) for role, entries in self.state.items()}
 
-    def load_state_dict(self, state: dict[str, dict[str, Tensor]]) -> None:
-        """Take back what ``state_dict`` of any plan gave; zero where it has nothing."""
-        for buffer, flat in self.buffers.items():
-            for name, view in self.views(flat):
-                saved = state.get(name, {}).get(buffer)
-                if saved is None:
-                    view.zero_()
-                elif saved.shape != view.shape:
-                    raise ValueError(
-                        f'{buffer} of {name} was saved with shape {tuple(saved.shape)}, '
-                        f'the parameter has {tuple(view.shape)}'
-                    )
+    def roll_back(self, snapshot: Mapping[str, Any]) -> None:
+        """Restore the state to ``snapshot``, in place."""
+        for role, entries in snapshot.items():
+            for name, saved in entries.items():
+                current = self.state[role][name]
+                if isinstance(saved, Tensor):
+                    current.copy_(saved)
                 else:
-                    view.copy_(saved)
+                    current.clear()
+                    current.update(copied(saved))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return copies of all state, by parameter name.
+
+        Returns:
+            ``{role: {parameter: {entry: tensor}}}`` for tensors, and under ``'values'`` what
+            describes the bucket as a whole: ``{role: {entry: plain values}}``.
+        """
+        saved: dict[str, Any] = {'values': {}}
+        for role, entries in self.parts.items():
+            tensors = saved[role] = {member.name: {} for member in self.members}
+            for name, entry in entries.items():
+                held = self.state[role][name]
+                if isinstance(entry, Values):
+                    saved['values'].setdefault(role, {})[name] = copied(held)
+                elif isinstance(entry, PerParameter):
+                    for parameter, tensor in held.items():
+                        tensors[parameter][name] = tensor.clone()
+                else:
+                    flat = self._expanded(held) if isinstance(entry, OwnedSlice) else held
+                    for parameter, view in self.views(flat):
+                        tensors[parameter][name] = view.clone()
+        return saved
+
+    def load_state_dict(self, state: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Restore what ``state_dict`` of any division into buckets gave.
+
+        Args:
+            state: ``{role: {parameter: {entry: tensor}}}``; an entry that is missing is set to its
+                initial value.
+            values: ``{role: {entry: plain values}}`` of a bucket of the same parameters; empty
+                where there was none, so that thresholds and the like start anew.
+
+        Raises:
+            ValueError: Where a saved tensor has another shape than the parameter.
+        """
+        for role, entries in self.parts.items():
+            saved = state.get(role, {})
+            for name, entry in entries.items():
+                held = self.state[role][name]
+                if isinstance(entry, Values):
+                    held.clear()
+                    held.update(copied(values.get(role, {}).get(name, {})))
+                elif isinstance(entry, PerParameter):
+                    for parameter, initial in self._initial_entry(entry).items():
+                        found = saved.get(parameter, {}).get(name)
+                        fits = found is not None and found.shape == initial.shape
+                        held[parameter].copy_(found if fits else initial)
+                elif isinstance(entry, OwnedSlice):
+                    flat = self._expanded(torch.zeros_like(held))
+                    self._load_flat(flat, name, saved)
+                    held.copy_(flat[slice(*self.owned)])
+                else:
+                    self._load_flat(held, name, saved)
+
+    def _load_flat(self, flat: Tensor, entry: str, saved: Mapping[str, Any]) -> None:
+        """Copy ``saved[parameter][entry]`` into each parameter's view of ``flat``."""
+        for parameter, view in self.views(flat):
+            found = saved.get(parameter, {}).get(entry)
+            if found is None:
+                view.zero_()
+            elif found.shape != view.shape:
+                raise ValueError(
+                    f'{entry} of {parameter} was saved with shape {tuple(found.shape)}, '
+                    f'the parameter has {tuple(view.shape)}'
+                )
+            else:
+                view.copy_(found)
+
+    def _expanded(self, owned: Tensor) -> Tensor:
+        """``[n]`` with ``owned`` in its place and zeros elsewhere."""
+        flat = torch.zeros(self.numel, dtype=torch.float32, device=self.device)
+        flat[slice(*self.owned)] = owned
+        return flat
 
 
 def part_of(flat: Tensor, offset: int, parameter: Tensor) -> Tensor:
-    """The view of ``flat[n]`` that begins at ``offset`` and has the shape of ``parameter``."""
+    """Return the view of ``flat[n]`` that begins at ``offset``, in the shape of ``parameter``."""
     return flat[offset : offset + parameter.numel()].view(parameter.shape)

@@ -1,191 +1,167 @@
-"""A composition: one choice for each part of a gradient's path. Dense is one of them."""
+"""A composition: one choice for each part of a gradient's path. Dense training is one of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dgc.bucket_spec import BucketSpec
 from dgc.clipping import Clipping
-from dgc.codec import Codec
+from dgc.codec import Codec, Contraction, Unbiased
 from dgc.compressors import Compressor, Dense, SampledTopK
 from dgc.exchanges import AllGather, AllReduce, Exchange
 from dgc.memory import Memory, MomentumCorrection, NoMemory
 from dgc.planner import BySize, Planner
 from dgc.rules import LayerRules
-from dgc.schedule import RatioSchedule
+from dgc.schedule import DensitySchedule, density_of
+from dgc.sparse import Payload
+from dgc.state import Entries, Values
+from dgc.transforms import Identity, Transform
 
 NONFINITE = ('stop', 'skip')
 
 
 @dataclass
 class Composition:
-    """The parts that a gradient passes, in the order in which it passes them.
+    """The parts that process a gradient, in the order in which they do.
 
-    planner: which parameters travel together.
-    clipping: bounds on the local gradient; None for none.
-    memory: what each worker keeps back.
-    compressor: what is sent where a bucket is sparse.
-    codec: how that is written on the wire.
-    exchange: how that is summed.
-    schedule: share of the elements kept, over time.
-    rules: parameters that stay dense, or have a ratio of their own.
-    nonfinite: on an infinity or NaN in any worker's gradient, 'stop' raises on all workers at that
-        step; 'skip' leaves the step out on all of them, which needs every gradient of the step
-        before the first is sent, so that nothing overlaps with the backward pass.
+    Attributes:
+        planner: Divides the parameters among buckets.
+        clipping: Bounds the local gradient; None for none.
+        transform: Changes the basis before error feedback, and back after the exchange.
+        memory: Error feedback: what each rank keeps between steps.
+        compressor: Selects what is sent of a compressed bucket.
+        codec: Writes messages as bytes.
+        exchange: Combines the ranks' messages.
+        schedule: The density over time.
+        rules: Parameters that are never compressed, or have a density of their own.
+        nonfinite: On an infinity or NaN in any rank's gradient, 'stop' raises an error on all ranks
+            at that step; 'skip' skips the step on all ranks and leaves no trace of it, at the cost
+            of a copy of the memory at each step (see Reducer).
+
+    Raises:
+        ValueError: For parts that do not fit together.
     """
 
     memory: Memory = field(default_factory=NoMemory)
     compressor: Compressor = field(default_factory=Dense)
     codec: Codec = field(default_factory=Codec)
     exchange: Exchange = field(default_factory=AllReduce)
-    schedule: RatioSchedule = field(default_factory=lambda: RatioSchedule(1.0))
+    schedule: DensitySchedule = field(default_factory=DensitySchedule)
     rules: LayerRules = field(default_factory=LayerRules)
     planner: Planner = field(default_factory=BySize)
     clipping: Clipping | None = None
+    transform: Transform = field(default_factory=Identity)
     nonfinite: str = 'stop'
 
     def __post_init__(self) -> None:
         if self.nonfinite not in NONFINITE:
             raise ValueError(f'nonfinite must be one of {NONFINITE}, got {self.nonfinite!r}')
-        takes_all = isinstance(self.exchange, AllReduce) or self.exchange.selects
-        if isinstance(self.compressor, Dense) != takes_all:
+        self._check_payload()
+        self._check_coding()
+
+    def _check_payload(self) -> None:
+        """The exchange must accept what the compressor emits, and the codec be able to write it."""
+        compressor, exchange = type(self.compressor).__name__, type(self.exchange).__name__
+        payload = self.compressor.payload
+        if payload not in self.exchange.accepts:
+            wanted = ' or '.join(sorted(each.value for each in self.exchange.accepts))
+            remedy = (
+                'leave the compressor out, or set it to None'
+                if payload is Payload.SPARSE
+                else 'choose a compressor that selects, such as SampledTopK'
+            )
             raise ValueError(
-                f'{type(self.compressor).__name__} and {type(self.exchange).__name__} do not fit: '
-                'AllReduce, SparDL and chunks take all: leave the compressor out, or set it to '
-                'None; the others take a part'
+                f'{compressor} and {exchange} do not fit: {exchange} takes {wanted} messages and '
+                f'{compressor} makes {payload.value} ones: {remedy}'
+            )
+        written = self.exchange.writes(payload)
+        if written is not None and (written is Payload.DENSE) != (self.codec.indices == 'none'):
+            indices = "'none'" if written is Payload.DENSE else "'int64', 'int32' or 'packed'"
+            raise ValueError(
+                f'{exchange} writes {written.value} messages and indices={self.codec.indices!r} '
+                f'does not fit them: set indices to {indices}'
+            )
+
+    def _check_coding(self) -> None:
+        """An unbiased coding's error grows without bound under error feedback."""
+        unbiased = isinstance(self.codec.error, Unbiased)
+        writes = self.exchange.writes(self.compressor.payload) is not None
+        if unbiased and writes and self.memory.feeds_back:
+            raise ValueError(
+                f'values={self.codec.values!r} is unbiased, with an error larger than '
+                f'{type(self.memory).__name__} can feed back: use NoMemory, or a coding that is a '
+                'contraction'
+            )
+        if self.exchange.unbiased and self.memory.feeds_back:
+            raise ValueError(
+                f'{type(self.exchange).__name__}(unbiased=True) scales what it sends, which '
+                f'{type(self.memory).__name__} would feed back: use NoMemory, or unbiased=False'
             )
 
     @property
     def overlaps(self) -> bool:
-        """Whether a bucket may start while the backward pass goes on."""
-        needs_all = self.clipping is not None and self.clipping.needs_all
-        return not needs_all and self.nonfinite != 'skip'
+        """Whether a bucket may be sent while the backward pass goes on."""
+        return self.clipping is None or not self.clipping.needs_all
 
     @property
     def loses_gradient(self) -> bool:
-        """Whether it sends a part, and keeps not all of the rest."""
-        forgets = isinstance(self.memory, NoMemory) and not isinstance(self.exchange, AllReduce)
-        return forgets or self.exchange.loses
+        """Whether part of the gradient is neither sent nor kept, nor right in expectation."""
+        exchange, payload = self.exchange, self.compressor.payload
+        if exchange.loses:
+            return True
+        if self.memory.feeds_back or not exchange.is_estimate or exchange.unbiased:
+            return False
+        drops = payload is Payload.SPARSE or exchange.selects or exchange.approximates
+        codes = exchange.writes(payload) is not None
+        return drops or (codes and loses_without_feedback(self.codec))
+
+    def state_for(self, spec: BucketSpec) -> dict[str, Entries]:
+        """Return what each part keeps of a bucket between steps, by the part's role."""
+        return {
+            'memory': self.memory.state_for(spec),
+            'compressor': self.compressor.state_for(spec),
+            'exchange': self.exchange.state_for(spec),
+            'codec': {'draws': Values()},
+        }
+
+    def fingerprint(self, steps_per_epoch: int | None) -> dict[str, str]:
+        """Return what ranks must have alike so that their messages fit together, by aspect.
+
+        Args:
+            steps_per_epoch: What a warm-up by epochs counts as an epoch.
+        """
+        parts = (
+            self.codec, self.exchange, self.compressor, self.memory, self.transform, self.clipping,
+            self.rules, self.nonfinite,
+        )  # fmt: skip
+        schedule = self.schedule
+        by_epoch = schedule.warmup_epochs and schedule.stage_steps is None
+        return {
+            'the composition': ' '.join(map(describe, parts)),
+            'the schedule of the density': repr(schedule),
+            'steps_per_epoch, which the warm-up uses': str(steps_per_epoch) if by_epoch else '',
+        }
 
 
-def dense(
-    gradient_clipping: Clipping | None = None,
-    planner: Planner | None = None,
-    nonfinite: str = 'stop',
-) -> Composition:
-    """Everything, every step: the baseline, and the first lines of every table."""
-    return Composition(clipping=gradient_clipping, planner=planner or BySize(), nonfinite=nonfinite)
-
-
-def deep_gradient_compression(
-    compress_ratio: float = 0.001,
-    warmup_epochs: int = 0,
-    warmup_coeff: float | Sequence[float] | None = None,
-    warmup_stage_steps: int | None = None,
-    sample_ratio: float = 0.01,
-    strided_sample: bool = True,
-    compress_upper_bound: float = 1.3,
-    compress_lower_bound: float = 0.8,
-    max_adaptation_iters: int = 10,
-    resample: bool = True,
-    fp16_values: bool = False,
-    int32_indices: bool = False,
-    values: str | None = None,
-    indices: str | None = None,
-    memory: Memory | None = None,
-    compressor: Compressor | None = None,
-    codec: Codec | None = None,
-    exchange: Exchange | None = None,
-    rules: LayerRules | None = None,
-    planner: Planner | None = None,
-    gradient_clipping: Clipping | None = None,
-    nonfinite: str = 'stop',
-) -> Composition:
-    """Deep Gradient Compression (Lin et al., ICLR 2018), by the setting names of its release.
-
-    compress_ratio: share of the elements sent; above 1 it is the inverse, 1000 for 0.1 %.
-    warmup_epochs, warmup_coeff, warmup_stage_steps: see RatioSchedule.
-    sample_ratio … resample: see SampledTopK; without effect where ``compressor`` is given.
-    values, indices: codings on the wire, see Codec; without effect where ``codec`` is given.
-    fp16_values, int32_indices: the same for values='fp16' and indices='int32'.
-    The other parts replace those of the paper one by one. An exchange that selects for itself
-    leaves nothing to the compressor, which is then Dense.
-    """
-    exchange = exchange or AllGather()
-    if compressor is None and exchange.selects:
-        compressor = Dense()
-    return Composition(
-        memory=memory or MomentumCorrection(),
-        compressor=compressor
-        or SampledTopK(
-            sample_ratio=sample_ratio,
-            strided_sample=strided_sample,
-            compress_upper_bound=compress_upper_bound,
-            compress_lower_bound=compress_lower_bound,
-            max_adaptation_iters=max_adaptation_iters,
-            resample=resample,
-        ),
-        codec=codec or wire_codec(fp16_values, int32_indices, values, indices),
-        exchange=exchange,
-        schedule=RatioSchedule(
-            share(compress_ratio), warmup_epochs, warmup_coeff, warmup_stage_steps
-        ),
-        rules=rules or LayerRules(),
-        planner=planner or BySize(),
-        clipping=gradient_clipping,
-        nonfinite=nonfinite,
-    )
-
-
-def share(ratio: float) -> float:
-    """A ratio, or its inverse where it is above 1."""
-    return 1 / ratio if ratio > 1 else ratio
-
-
-def wire_codec(
-    fp16_values: bool, int32_indices: bool, values: str | None, indices: str | None
-) -> Codec:
-    """The codec of these settings; fp32 and int64 where there is none.
-
-    Raises ValueError where two of them speak about the same part of a message.
-    """
-    if fp16_values and values is not None:
-        raise ValueError(f'values={values!r} is set already: leave out fp16_values')
-    if int32_indices and indices is not None:
-        raise ValueError(f'indices={indices!r} is set already: leave out int32_indices')
-    if values is None:
-        values = 'fp16' if fp16_values else 'fp32'
-    if indices is None:
-        indices = 'int32' if int32_indices else 'int64'
-    return Codec(values, indices)
-
-
-def about(composition: Composition, steps_per_epoch: int | None) -> dict[str, str]:
-    """What ranks must have alike so that their messages fit together, by aspect, as text."""
-    parts = (
-        composition.codec, composition.exchange, composition.memory, composition.clipping,
-        composition.rules, composition.nonfinite,
-    )  # fmt: skip
-    schedule = composition.schedule
-    by_epoch = schedule.warmup_epochs and schedule.stage_steps is None
-    return {
-        'the composition': ' '.join(map(spelled, parts)),
-        'the schedule of the ratio': repr(schedule),
-        'steps_per_epoch, which the warm-up goes by': str(steps_per_epoch) if by_epoch else '',
-    }
-
-
-def spelled(part: object) -> str:
-    """A part's type and plain settings, and those of the parts that it has; no other objects."""
+def describe(part: object) -> str:
+    """Return a part's type and plain settings, and those of the parts inside it, as text."""
     if part is None or isinstance(part, bool | int | float | str):
         return repr(part)
     if isinstance(part, Mapping):
-        return spelled([[key, value] for key, value in part.items()])
+        return describe([[key, value] for key, value in part.items()])
     if isinstance(part, list | tuple):
-        return f'[{", ".join(map(spelled, part))}]'
+        return f'[{", ".join(map(describe, part))}]'
     settings = [
-        f'{name}={spelled(value)}'
+        f'{name}={describe(value)}'
         for name, value in getattr(part, '__dict__', {}).items()
         if not name.startswith('_')
     ]
     return f'{type(part).__name__}({", ".join(settings)})'
+
+
+
+
+def loses_without_feedback(codec: Codec) -> bool:
+    """Return whether a codec's quantization error accumulates where no memory feeds it back."""
+    return isinstance(codec.error, Contraction) and codec.error.delta < 1

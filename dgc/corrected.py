@@ -1,55 +1,69 @@
-"""The corrected gradient of a bucket, which a threshold can be searched for while it is made."""
+"""The corrected gradient of a bucket, computed as late as a search over it can do so."""
 
 from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dgc import ops
+from dgc.bucket_spec import BucketSpec
 from dgc.ops import Found, Update
 
 
 class Corrected:
-    """``corrected[n]``: what was kept back, with this step's gradient taken in.
+    """``corrected[n] = residual + gradient``.
 
-    Where a fused kernel does that, it waits for the first ``search``, and costs no pass of its own.
+    Where a fused kernel adds the gradient, the addition waits for the first ``search``, which then
+    costs no pass over memory of its own.
 
-    kept: float32 ``[n]``, what a memory keeps back; its own storage.
-    update: how the gradient is still to be taken in; ``None`` where it has been.
-    name: of the bucket, for what a compressor remembers of it.
+    Args:
+        residual: Float32 ``[n]``, a memory's own storage.
+        update: How the gradient is still to be added; ``None`` where it has been.
+        state: Plain values that a compressor keeps for this bucket between steps.
+        spec: What lies where in ``[n]``, for compressors that go by blocks; None for one block.
     """
 
-    def __init__(self, kept: Tensor, update: Update | None = None, name: str = '') -> None:
-        self.name = name
-        self._kept = kept
+    def __init__(
+        self,
+        residual: Tensor,
+        update: Update | None = None,
+        state: MutableMapping[str, Any] | None = None,
+        spec: BucketSpec | None = None,
+    ) -> None:
+        self.spec = spec
+        self.state: MutableMapping[str, Any] = {} if state is None else state
+        self._residual = residual
         self._update = update
-        self._kernels = ops.kernels(kept.device)
+        self._kernels = ops.kernels(residual.device)
 
     @property
     def numel(self) -> int:
         """``n``."""
-        return self._kept.numel()
+        return self._residual.numel()
 
     @property
     def device(self) -> torch.device:
-        """Where it lies."""
-        return self._kept.device
+        """Where the tensor lies."""
+        return self._residual.device
 
     def magnitudes(self, positions: Tensor) -> Tensor:
-        """``|corrected|`` at int64 ``positions[s]``, float32 ``[s]``; takes nothing in."""
+        """Return ``|corrected|`` at int64 ``positions[s]``, float32 ``[s]``; change nothing."""
         if self._update is None:
-            return self._kept[positions].abs()
-        return self._kernels.sample(self._kept, self._update, positions)
+            return self._residual[positions].abs()
+        return self._kernels.sample(self._residual, self._update, positions)
 
     def search(self, threshold: float, limit: int) -> Found:
-        """What is at or above ``threshold``, in order of position; see Found. Zeros never are."""
+        """Return the elements at or above ``threshold``, in order of position, without zeros."""
         if self._update is None:
-            return self._kernels.collect(self._kept, threshold, limit)
+            return self._kernels.collect(self._residual, threshold, limit)
         update, self._update = self._update, None
-        return self._kernels.accumulate(self._kept, update, threshold, limit)
+        return self._kernels.accumulate(self._residual, update, threshold, limit)
 
-    def whole(self) -> Tensor:
-        """All of it, float32 ``[n]``, in the memory's own storage."""
+    def materialize(self) -> Tensor:
+        """Return all of it, float32 ``[n]``, in the memory's own storage."""
         if self._update is not None:
             self.search(torch.inf, 0)
-        return self._kept
+        return self._residual

@@ -13,34 +13,38 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from dgc.buckets import part_of
-from dgc.composition import Composition, about
+from dgc.composition import Composition
 from dgc.engines import Engine, TorchEngine
-from dgc.handshake import describe, shake_hands
-from dgc.optimizer import check, divide, regroup
 from dgc.profile import Profile
-from dgc.reducer import Reducer
+from dgc.wiring import check, regroup, wire
 
 
 class CompressionHook:
-    """Sums the gradients of a DistributedDataParallel model in its stead.
+    """Averages the gradients of a DistributedDataParallel model through a composition.
 
         model = DistributedDataParallel(network)
         optimizer = dgc.DGCSGD(network.parameters(), lr=0.1, momentum=0.9)
         hook = CompressionHook(model, optimizer, dgc.deep_gradient_compression(0.001))
         loss.backward(); optimizer.step()
 
-    DDP's buckets are an accident of its first iteration, after which it builds them anew, so
-    nothing is kept by bucket: gradients are copied into the composition's own, by parameter. Save
-    and restore ``state_dict()`` beside the model's and the optimizer's.
+    DDP rebuilds its buckets after the first iteration, so nothing is kept by DDP's bucket:
+    gradients are copied into the composition's own buckets, by parameter. Save and restore
+    ``state_dict()`` beside the model's and the optimizer's.
 
-    model: its gradients become the mean over the workers.
-    optimizer: of the same parameters; its momentum is the memory's (see DistributedOptimizer).
-    steps_per_epoch: what the composition's schedule counts an epoch as.
-    profile: measures a step of ``model.module``, for planners that go by times; see dgc.profile.
+    Args:
+        model: Whose gradients become the mean over the ranks.
+        optimizer: Of the same parameters; see DistributedOptimizer for its momentum.
+        composition: What the gradients go through.
+        engine: By default a TorchEngine.
+        steps_per_epoch: What the composition's schedule counts as an epoch.
+        profile: Measures a step of ``model.module``, for planners that need times; see
+            ``dgc.profile``.
 
-    plan: which parameters travel together.
+    Attributes:
+        plan: Which parameters share a bucket.
 
-    Raises ValueError for settings that do not fit together.
+    Raises:
+        ValueError: For settings that do not fit together.
     """
 
     def __init__(
@@ -57,10 +61,9 @@ class CompressionHook:
         named = list(model.module.named_parameters())
         check(optimizer, named, composition, steps_per_epoch)
         engine = engine or TorchEngine(named[0][1].device)
-        aspects = describe(named) | about(composition, steps_per_epoch)
-        shake_hands(engine, aspects, named[0][1].device)
-        buckets, self.plan = divide(optimizer, named, composition, engine, profile)
-        self.reducer = Reducer(buckets, composition, engine)
+        self.reducer, self.plan = wire(
+            optimizer, named, composition, engine, steps_per_epoch, profile=profile
+        )
         self.steps_per_epoch = steps_per_epoch or 1
         self.steps = 0
         self._places: dict[Tensor, tuple[int, Tensor]] = {}
@@ -74,15 +77,15 @@ class CompressionHook:
                 f'the model trains {", ".join(strangers)}, which the optimizer does not update: '
                 'give them to it, or freeze them before DistributedDataParallel'
             )
-        optimizer.register_load_state_dict_post_hook(partial(regroup, buckets))
+        optimizer.register_load_state_dict_post_hook(partial(regroup, self.reducer.buckets))
         self._missing: dict[int, int] = {}
         self._waiting: list[tuple[GradBucket, torch.futures.Future[Tensor]]] = []
         model.register_comm_hook(None, self._hook)
 
     def _hook(self, _: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Called by DDP for each of its buckets, in order, as they fill up."""
+        """Take one of DDP's buckets, as its gradients are complete. Called by DDP, in order."""
         if not self._waiting:
-            self.reducer.set_ratios(self.steps, self.steps_per_epoch)
+            self.reducer.set_densities(self.steps, self.steps_per_epoch)
             self._missing = defaultdict(int)
             for index, _view in self._places.values():
                 self._missing[index] += 1
@@ -101,7 +104,7 @@ class CompressionHook:
         return future
 
     def _finish(self) -> None:
-        """Wait for the means, hand them to DDP, and begin another step."""
+        """Wait for the mean gradients, copy them into DDP's buckets, and begin another step."""
         waiting, self._waiting = self._waiting, []
         self.reducer.synchronize()
         for bucket, future in waiting:
@@ -112,7 +115,7 @@ class CompressionHook:
         self.steps += 1
 
     def state_dict(self) -> dict[str, object]:
-        """Everything that this worker keeps back, by parameter name, and the number of steps."""
+        """Return everything that the composition keeps, and the number of steps."""
         return {**self.reducer.state_dict(), 'steps': self.steps}
 
     def load_state_dict(self, state_dict: dict[str, object]) -> None:

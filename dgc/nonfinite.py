@@ -1,8 +1,9 @@
-"""Infinities and NaNs: seen before anything is kept back, and known to every worker.
+"""Infinities and NaNs: detected before error feedback, and made known to every rank.
 
-A worker whose gradient is not finite leaves its memory alone and sends, in the bucket's place, one
-NaN at element 0. Every exchange keeps the largest magnitudes, and a NaN counts as the largest, so
-it arrives everywhere: each worker reads one element of each sum to know that all must stop.
+A rank whose gradient is not finite leaves its memory alone and sends, in place of the bucket's
+message, one NaN at element 0. Every selection by magnitude counts a NaN as the largest and every
+coding carries it, so all ranks see it in the result of the same exchange, without a further
+collective (``Exchanged.non_finite``).
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from torch import Tensor
 
 from dgc import ops
 from dgc.buckets import Bucket
-from dgc.sparse import Sparse
+from dgc.sparse import Payload, Sparse
 
 
 class NonFiniteGradientError(ArithmeticError):
-    """Some worker's gradient holds an infinity or a NaN; raised on all workers at the same step.
+    """Some rank's gradient holds an infinity or a NaN; raised on all ranks at the same step.
 
-    rank: this worker's rank where it is one of those; None on the others.
+    Attributes:
+        rank: This rank where its own gradient is not finite; None on the others.
     """
 
     def __init__(self, message: str, rank: int | None = None) -> None:
@@ -29,20 +31,20 @@ class NonFiniteGradientError(ArithmeticError):
 
 
 def finite(*tensors: Tensor) -> bool:
-    """Whether no element of any of them is infinite or NaN."""
+    """Return whether every element of all tensors is finite. On a GPU this waits for the device."""
     return ops.kernels(tensors[0].device).finite(tensors)
 
 
 def not_finite(bucket: Bucket) -> Iterator[str]:
-    """Names of the parameters whose gradients hold an infinity or a NaN."""
+    """Yield the names of the parameters whose gradients hold an infinity or a NaN."""
     for name, gradient in bucket.gradients():
         if not finite(gradient):
             yield name
 
 
-def poison(bucket: Bucket, dense: bool) -> Sparse:
-    """The message that stops every worker."""
-    if dense:
+def non_finite_message(bucket: Bucket, payload: Payload) -> Sparse:
+    """Return the message that makes every rank's exchange non-finite: a NaN at element 0."""
+    if payload is Payload.DENSE:
         values = bucket.total.zero_()
         values[0] = torch.nan
         return Sparse(values, None, bucket.numel)

@@ -1,9 +1,9 @@
-"""Takes each bucket down the path of a gradient, and brings the mean back."""
+"""Compress, exchange and decompress each bucket on the engine thread; write the results back."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -11,31 +11,34 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from dgc.buckets import Bucket
 from dgc.composition import Composition
 from dgc.compressors import Compressor, Dense, keep
 from dgc.engines.base import Engine, Traffic
-from dgc.exchanges import AllReduce, Exchange
-from dgc.nonfinite import NonFiniteGradientError, finite, not_finite, poison
+from dgc.exchanges import AllReduce, Context, Exchange, Scale
+from dgc.nonfinite import NonFiniteGradientError, finite, non_finite_message, not_finite
+from dgc.sparse import Sparse, mean_of_contributors
+from dgc.state import ROLES
 
 
 @dataclass
 class Progress:
-    """What a worker has done so far. Divide differences of two copies by steps or seconds.
+    """What a rank has done so far. Divide differences of two copies by steps or seconds.
 
-    steps: optimizer steps.
-    kept, numel: elements sent and elements there were, over all buckets and steps.
-    sent, received: bytes of gradients, without start-up, metrics and evaluation.
-    dense_sent: bytes that the same steps would have sent by dense all-reduces.
-    compress, communicate: seconds on the path, outside and inside the engine.
-    wait: seconds that the training loop stood still for the path.
+    Attributes:
+        steps: Optimizer steps.
+        sent_elements, elements: Elements sent, and elements of all gradients, over all buckets and
+            steps; their quotient is the mean density.
+        sent, received: Bytes of gradients, without start-up, metrics and evaluation.
+        dense_sent: Bytes that float32 all-reduces of the same steps would have sent.
+        compress, communicate: Seconds outside and inside the engine, while processing buckets.
+        wait: Seconds for which the training loop waited for buckets.
     """
 
     steps: int = 0
-    kept: int = 0
-    numel: int = 0
+    sent_elements: int = 0
+    elements: int = 0
     sent: int = 0
     received: int = 0
     dense_sent: int = 0
@@ -45,7 +48,10 @@ class Progress:
 
 
 class Fence:
-    """Work queued on a device so far, for another thread's stream to wait for; nothing on a CPU."""
+    """The work queued on a device so far, for another thread's stream to wait for.
+
+    Does nothing on a CPU.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._event = None
@@ -55,24 +61,40 @@ class Fence:
         self._device = device
 
     def wait(self) -> None:
-        """Let the current stream go on only after that work."""
+        """Make the current stream wait for that work."""
         if self._event is not None:
             torch.cuda.current_stream(self._device).wait_event(self._event)
 
 
 class Outcome(NamedTuple):
-    """How a bucket came back. poisoned: some worker's gradient was not finite; done: the sum."""
+    """How the processing of a bucket ended.
 
-    poisoned: bool
+    Attributes:
+        non_finite: Some rank's gradient was not finite; alike on all ranks.
+        done: Fence behind the work that wrote the result.
+    """
+
+    non_finite: bool
     done: Fence
 
 
 class Reducer:
-    """The path of a gradient, bucket after bucket, in the same fixed order on every rank.
+    """Processes buckets one after another, in the same fixed order on every rank.
 
-    A bucket is handed over when its gradients are ready; whatever is missing when the step ends
-    is sent as it stands, which is zero for parameters that took no part. So a parameter that is
-    never used holds the buckets behind it back until then.
+    A bucket is submitted when its gradients are complete. Whatever is incomplete when the step ends
+    is sent as it is, which is zero for parameters that took no part; so an unused parameter delays
+    the buckets behind it until then.
+
+    With ``nonfinite='skip'``, the state of all parts is copied before a bucket is processed and
+    restored on all ranks where any bucket turns out non-finite, or where the engine fails: a step
+    that is skipped leaves no trace. The copy costs 4 bytes per element and state tensor (8 for
+    momentum correction), and one more pass over them. With 'stop' nothing is copied: training goes
+    on from a checkpoint.
+
+    Args:
+        buckets: In the order in which they are sent.
+        composition: The parts that process them.
+        engine: Carries messages.
     """
 
     def __init__(self, buckets: Sequence[Bucket], composition: Composition, engine: Engine) -> None:
@@ -80,178 +102,258 @@ class Reducer:
         self.composition = composition
         self.engine = engine
         self.progress = Progress()
-        self._dense = (Dense(), AllReduce())
+        self._uncompressed = (Dense(), AllReduce())
         composition.exchange.check(engine, buckets[0].device if buckets else 'cpu')
         self._ready = [False] * len(buckets)
         self._pending: list[Future[Outcome]] = []
         self._failures: list[str] = []
+        self._snapshots: dict[int, Mapping[str, Any]] = {}
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
-    def set_ratios(self, step: int, steps_per_epoch: int) -> None:
-        """Set every bucket's ratio for optimizer step ``step``, counted from 0."""
+    def set_densities(self, step: int, steps_per_epoch: int) -> None:
+        """Set every bucket's density for optimizer step ``step``, counted from 0."""
         for bucket in self.buckets:
-            if bucket.schedule is not None:
-                bucket.ratio = bucket.schedule.at(step, steps_per_epoch)
+            schedule = bucket.spec.schedule
+            bucket.density = None if schedule is None else schedule.at(step, steps_per_epoch)
 
     def ready(self, index: int) -> None:
-        """The gradients of bucket ``index`` are complete: start what may start."""
+        """Note that the gradients of bucket ``index`` are complete; submit what can be sent."""
         self._ready[index] = True
-        # An engine without a thread blocks the one that calls: on a GPU that is autograd's, which
-        # all simulated workers share, so nothing would ever come of it.
+        # Without a thread of its own an engine blocks the caller. On a GPU that is autograd's
+        # thread, which all simulated ranks share, so it would wait for itself.
         blocks = self.buckets[index].device.type == 'cuda' and not self.engine.has_thread
         if self.composition.overlaps and not blocks:
-            self._start_in_order()
+            self._submit_in_order()
 
     def synchronize(self) -> bool:
-        """Finish the step: every bucket's gradient becomes the mean over the workers.
+        """Finish the step: every bucket's gradients become the result of the exchange.
 
-        Returns False where all workers leave the step out. Raises NonFiniteGradientError, on all
-        workers, where a gradient held an infinity or a NaN and the composition says to stop.
+        Returns:
+            False where all ranks skip the step.
+
+        Raises:
+            NonFiniteGradientError: On all ranks, where a gradient held an infinity or a NaN and the
+                composition says to stop.
         """
         start = time.perf_counter()
         self._ready = [True] * len(self.buckets)
-        usable = self.composition.overlaps or self._prepare_all()
-        if usable:
-            self._start_in_order()
-        outcomes = [future.result() for future in self._pending]
+        if self.composition.clipping is not None and not self.composition.overlaps:
+            self.composition.clipping.clip(self.buckets, self.engine)
+        self._submit_in_order()
+        try:
+            outcomes = [future.result() for future in self._pending]
+        except BaseException:  # the engine failed, perhaps since another rank is gone
+            self._abandon()
+            raise
         for outcome in outcomes:
             outcome.done.wait()
         self._pending = []
         self._ready = [False] * len(self.buckets)
         self.progress.wait += time.perf_counter() - start
         self.progress.steps += 1
-        if any(outcome.poisoned for outcome in outcomes):
+        usable = not any(outcome.non_finite for outcome in outcomes)
+        if not usable:
+            self._roll_back()
+        self._snapshots.clear()
+        if not usable and self.composition.nonfinite == 'stop':
             raise self._non_finite(outcomes)
+        self._failures.clear()
         return usable
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that this worker keeps back, by parameter name."""
-        memory: dict[str, dict[str, Tensor]] = {}
+    def count_local_step(self) -> None:
+        """Count an optimizer step in which nothing is sent: uncompressed training would have."""
+        _, all_reduce = self._uncompressed
+        self.progress.steps += 1
         for bucket in self.buckets:
-            memory.update(bucket.state_dict())
-        return {
-            'memory': memory,
-            'compressor': self.composition.compressor.state_dict(),
-            'exchange': self.composition.exchange.state_dict(),
-        }
+            arguments = bucket.spec, bucket.numel, self.composition.codec, self.engine.size
+            self.progress.dense_sent += round(all_reduce.bytes_sent(*arguments))
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take back what ``state_dict()`` gave, however the parameters were grouped then.
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that this rank's parts keep between steps.
 
-        Raises ValueError where something that was kept back has no place here and would be lost.
+        Returns:
+            For each role ('memory', 'exchange', …) ``{parameter: {entry: tensor}}``; under
+            'buckets' the plain values that describe a bucket as a whole, with the names of its
+            parameters; under 'resize' what becomes of each entry at another world size (see
+            ``dgc.state.merge_states``).
+        """
+        state: dict[str, Any] = {role: {} for role in ROLES}
+        state['buckets'] = []
+        for bucket in self.buckets:
+            saved = bucket.state_dict()
+            values = saved.pop('values')
+            for role, tensors in saved.items():
+                state[role].update(tensors)
+            if values:
+                names = list(bucket.spec.names)
+                state['buckets'].append({'parameters': names, 'values': values})
+        state['resize'] = {role: {} for role in ROLES}
+        for bucket in self.buckets:
+            for role, entries in bucket.parts.items():
+                rules = {name: entry.resize.value for name, entry in entries.items()}
+                state['resize'][role].update(rules)
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore what ``state_dict()`` gave, however the parameters were grouped then.
+
+        Raises:
+            ValueError: Where a residual or momentum has no place here and would be lost.
         """
         self._abandon()
         places = {m.name: bucket.buffers for bucket in self.buckets for m in bucket.members}
         for name, buffers in state_dict['memory'].items():
             for buffer in buffers.keys() - places.get(name, {}).keys():
                 raise ValueError(
-                    f'the {buffer} that was kept back for {name} would be lost: resume with the '
-                    'model and the memory that the state was saved with'
+                    f'the saved {buffer} of {name} would be lost: resume with the model and the '
+                    'memory that the state was saved with'
                 )
+        values = {
+            tuple(saved['parameters']): saved['values'] for saved in state_dict.get('buckets', [])
+        }
         for bucket in self.buckets:
-            bucket.load_state_dict(state_dict['memory'])
-        self.composition.compressor.load_state_dict(state_dict['compressor'])
-        self.composition.exchange.load_state_dict(state_dict.get('exchange', {}))
+            bucket.load_state_dict(state_dict, values.get(bucket.spec.names, {}))
 
     def _abandon(self) -> None:
-        """Forget a step that did not come to its end, once what it began is over."""
+        """Wait for the buckets of a step that did not come to its end, and undo the step."""
         wait(self._pending)
         self._pending = []
         self._ready = [False] * len(self.buckets)
         self._failures.clear()
+        self._roll_back()
+        self._snapshots.clear()
 
-    def _start_in_order(self) -> None:
+    def _roll_back(self) -> None:
+        """Restore the state of all parts to that before the step, where it was copied."""
+        for index, snapshot in self._snapshots.items():
+            self.buckets[index].roll_back(snapshot)
+
+    def _submit_in_order(self) -> None:
         while len(self._pending) < len(self.buckets) and self._ready[len(self._pending)]:
-            bucket = self.buckets[len(self._pending)]
-            job = partial(self._reduce, bucket, Fence(bucket.device))
+            index = len(self._pending)
+            job = partial(self._run, index, Fence(self.buckets[index].device))
             self._pending.append(self.engine.submit(job))
 
-    def _prepare_all(self) -> bool:
-        """What must see every gradient of the step; returns False to leave the step out."""
-        if not self.buckets:
-            return True
-        if self.composition.nonfinite == 'skip':
-            bad = sum(not finite(*bucket.pieces) for bucket in self.buckets)
-            flag = torch.tensor([float(bad)], device=self.buckets[0].device)
-            if self.engine.all_reduce(flag).item():
-                return False
-        if self.composition.clipping is not None:
-            self.composition.clipping.clip(self.buckets, self.engine)
-        return True
-
-    def _reduce(self, bucket: Bucket, gradients_complete: Fence) -> Outcome:
-        """One bucket's way down the path and back, on the engine's thread."""
+    def _run(self, index: int, gradients_complete: Fence) -> Outcome:
+        """Process one bucket, on the engine's thread and a stream beside the backward pass's."""
+        bucket = self.buckets[index]
         with self._stream(bucket.device):
             gradients_complete.wait()
-            return self._take_down_the_path(bucket)
+            if self.composition.nonfinite == 'skip':
+                self._snapshots[index] = bucket.snapshot()
+            return self._process(bucket)
 
     def _stream(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Inside, work goes on a stream beside the one that the backward pass uses."""
-        if device.type != 'cuda':  # not torch.cuda.stream(None), which looks for a GPU each time
+        """A context in which work goes to a stream of the reducer's own."""
+        if device.type != 'cuda':  # torch.cuda.stream(None) would look for a GPU at each call
             return nullcontext()
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)
         return torch.cuda.stream(self._streams[device])
 
-    def _take_down_the_path(self, bucket: Bucket) -> Outcome:
+    def _process(self, bucket: Bucket) -> Outcome:
+        """The path of a gradient, from the local gradient to the result."""
         start, before = time.perf_counter(), replace(self.engine.traffic)
-        composition, memory = self.composition, self.composition.memory
-        compressor, exchange = self._route(bucket)
-        healthy = finite(*bucket.pieces)
-        if not healthy:
+        composition, spec = self.composition, bucket.spec
+        compressor, exchange, k = self._route(bucket)
+
+        # Clip, transform, add to the residual, select.
+        selected, is_finite = self._select(bucket, compressor)
+
+        # Exchange.
+        context = Context(bucket, k, composition.codec, self.engine, is_finite)
+        exchanged = exchange.reduce(selected, context)
+        non_finite = exchanged.non_finite
+
+        # Scale the sum, and return to the parameters' basis. The division by P is here.
+        contributions, divisor = exchanged.contributions, 1
+        if exchanged.scale is Scale.WORLD_SIZE:
+            divisor = self.engine.size
+        elif exchanged.scale is Scale.CONTRIBUTORS:
+            contributions = [mean_of_contributors(contributions)]
+        bucket.assign(contributions, divisor)
+        if not non_finite and bucket.dtype == torch.float16 and not finite(*bucket.pieces):
+            # A residual gathered over many steps may exceed float16; the same on all ranks.
+            non_finite = True
+            self._failures.append(f'{bucket.name}, whose mean float16 cannot hold')
+
+        # Error feedback. A non-finite result, and what was cut from it, must not enter a memory.
+        if not non_finite:
+            composition.memory.update(bucket, selected, exchanged, bucket.pieces)
+        if not composition.transform.is_identity:
+            gradient = bucket.gradient
+            gradient.copy_(composition.transform.inverse(gradient, spec))
+        sent = (exchanged.sent or selected).values.numel()
+        self._account(bucket, sent, time.perf_counter() - start, before)
+        return Outcome(non_finite, Fence(bucket.device))
+
+    def _select(self, bucket: Bucket, compressor: Compressor) -> tuple[Sparse, bool]:
+        """Return this rank's message, and whether its gradient is finite.
+
+        A rank whose gradient is not finite leaves its memory alone and sends a NaN.
+        """
+        composition = self.composition
+        is_finite = finite(*bucket.pieces)
+        if not is_finite:
             self._failures.extend(not_finite(bucket))
         elif composition.clipping is not None and composition.overlaps:
             composition.clipping.clip([bucket], self.engine)
-        if bucket.schedule is not None:  # dense for now or not: the momentum has to be in one place
-            was, healthy = healthy, composition.exchange.prepare(bucket, self.engine, healthy)
-            if was and not healthy:  # another's fault, or half precision's
-                self._failures.append(f'{bucket.name}, summed inside the machine')
-        if healthy:
-            selected = memory.select(bucket, compressor)
-            healthy = finite(selected.values)
-            if not healthy:  # finite gradients can add up to more than float32 holds
-                self._failures.append(bucket.name)
-        if not healthy:
-            selected = poison(bucket, dense=isinstance(compressor, Dense))
-        exchanged = exchange.sum(bucket, selected, composition.codec, self.engine)
-        bucket.assign_mean(exchanged.parts, self.engine.size)
-        poisoned = bool(bucket.pieces[0][0].isnan())
-        if not poisoned and bucket.dtype == torch.float16 and not finite(*bucket.pieces):
-            # Of what was kept in float32 over many steps; the same on all ranks.
-            poisoned = True
-            self._failures.append(f'{bucket.name}, whose mean float16 cannot hold')
-        if not poisoned:  # else what others have sent, and we have cut, may hold a NaN
-            memory.settle(bucket, selected, exchanged)
-        kept = (exchanged.sent or selected).values.numel()
-        self._account(bucket, kept, time.perf_counter() - start, before)
-        return Outcome(poisoned, Fence(bucket.device))
 
-    def _route(self, bucket: Bucket) -> tuple[Compressor, Exchange]:
-        """The composition's compressor and exchange, or dense where that sends no more bytes."""
-        composition, exchange = self.composition, self.composition.exchange
-        if bucket.schedule is None or bucket.ratio >= 1:
-            return self._dense
-        k = keep(bucket.numel, bucket.ratio)
-        if not exchange.pays(bucket.numel, k, composition.codec, max(self.engine.size, 2)):
-            return self._dense
-        return composition.compressor, exchange
+        # Sums that come before error feedback (within a machine). Also while the bucket is
+        # uncompressed for now, so that the momentum stays in one place.
+        if bucket.spec.schedule is not None:
+            was_finite = is_finite
+            is_finite = composition.exchange.prepare(bucket, self.engine, is_finite)
+            if was_finite and not is_finite:
+                # Another rank was non-finite, or the fp16 sum within the machine overflowed.
+                self._failures.append(f'{bucket.name}, summed within the machine')
+        if is_finite and not composition.transform.is_identity:
+            gradient = bucket.gradient
+            gradient.copy_(composition.transform.forward(gradient, bucket.spec))
+        if is_finite:
+            selected = composition.memory.select(bucket, compressor)
+            if finite(selected.values):
+                return selected, True
+            # Finite gradients can add up to more than float32 holds.
+            self._failures.append(bucket.name)
+        return non_finite_message(bucket, compressor.payload), False
 
-    def _account(self, bucket: Bucket, kept: int, seconds: float, before: Traffic) -> None:
-        after, progress, workers = self.engine.traffic, self.progress, self.engine.size
-        progress.kept += kept
-        progress.numel += bucket.numel
+    def _route(self, bucket: Bucket) -> tuple[Compressor, Exchange, int]:
+        """Return compressor, exchange and the number of elements that a rank may send.
+
+        A bucket goes uncompressed where its schedule says so, and where compressed messages would
+        not be smaller.
+        """
+        composition, spec, density = self.composition, bucket.spec, bucket.density
+        if density is not None:
+            k = composition.compressor.budget(spec, density)
+            if composition.exchange.selects:
+                k = keep(spec.numel, density)
+            # One rank sends nothing, so it compares as two would, and behaves like one of several.
+            world_size = max(self.engine.size, 2)
+            if composition.exchange.is_smaller_than_dense(spec, k, composition.codec, world_size):
+                return composition.compressor, composition.exchange, k
+        return *self._uncompressed, spec.numel
+
+    def _account(self, bucket: Bucket, sent: int, seconds: float, before: Traffic) -> None:
+        """Add one bucket's elements, bytes and seconds to ``progress``."""
+        after, progress, codec = self.engine.traffic, self.progress, self.composition.codec
+        _, all_reduce = self._uncompressed
+        progress.sent_elements += sent
+        progress.elements += bucket.numel
         progress.sent += after.sent - before.sent
         progress.received += after.received - before.received
-        progress.dense_sent += round(
-            self._dense[1].bytes_sent(bucket.numel, bucket.numel, self.composition.codec, workers)
-        )
+        dense = all_reduce.bytes_sent(bucket.spec, bucket.numel, codec, self.engine.size)
+        progress.dense_sent += round(dense)
         progress.communicate += after.seconds - before.seconds
         progress.compress += seconds - (after.seconds - before.seconds)
 
     def _non_finite(self, outcomes: Sequence[Outcome]) -> NonFiniteGradientError:
+        """The error of this rank: it names its own parameters, or says that another rank failed."""
         rank, failures, self._failures = self.engine.rank, self._failures, []
         if failures:
             names = ', '.join(failures)
             return NonFiniteGradientError(f'rank {rank}: not finite: gradient of {names}', rank)
-        names = ', '.join(b.name for b, o in zip(self.buckets, outcomes, strict=True) if o.poisoned)
+        failed = zip(self.buckets, outcomes, strict=True)
+        names = ', '.join(bucket.name for bucket, outcome in failed if outcome.non_finite)
         return NonFiniteGradientError(f'not finite on another rank: gradient in {names}')

@@ -1,43 +1,46 @@
-"""Which parameters stay dense, and which have a ratio of their own."""
+"""Which parameters are never compressed, and which have a density of their own."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from torch import Tensor
-
-from dgc.schedule import RatioSchedule
+from dgc.schedule import DensitySchedule, density_of
 
 
 @dataclass(frozen=True)
 class LayerRules:
     """Exceptions by parameter.
 
-    Parameters of fewer than two dimensions (biases, the scales of normalisation) are always dense:
-    they are a few thousandths of a model, and BatchNorm suffers from stale updates.
-
-    dense: shell patterns of parameter names that stay dense, such as ``'features.0.*'``.
-    min_numel: parameters with fewer elements stay dense.
-    ratios: pattern to final ratio; the first that matches counts, with the warm-up of the others.
+    Attributes:
+        dense: Shell patterns of names of parameters that are never compressed, such as
+            ``'features.0.*'``.
+        min_numel: Parameters with fewer elements are never compressed.
+        ratios: Pattern → final ``compress_ratio``; the first match counts, with the warm-up of the
+            other parameters.
+        min_dims: Parameters of fewer dimensions are never compressed. By default biases and the
+            scales of normalisation layers are not: they are a few thousandths of a model, and
+            BatchNorm suffers from stale updates. 0 compresses them too.
     """
 
     dense: Sequence[str] = ()
     min_numel: int = 0
     ratios: Mapping[str, float] = field(default_factory=dict)
+    min_dims: int = 2
 
-    def is_dense(self, name: str, parameter: Tensor) -> bool:
-        """Whether ``parameter`` stays dense whatever the schedule says."""
+    def is_dense(self, name: str, shape: Sequence[int]) -> bool:
+        """Return whether a parameter is never compressed, whatever the schedule says."""
         return (
-            parameter.dim() < 2
-            or parameter.numel() < self.min_numel
+            len(shape) < self.min_dims
+            or math.prod(shape) < self.min_numel
             or any(fnmatchcase(name, pattern) for pattern in self.dense)
         )
 
-    def schedule(self, name: str, schedule: RatioSchedule) -> RatioSchedule:
-        """The schedule of the parameter called ``name``."""
+    def schedule(self, name: str, schedule: DensitySchedule) -> DensitySchedule:
+        """Return the schedule of the parameter called ``name``."""
         for pattern, ratio in self.ratios.items():
             if fnmatchcase(name, pattern):
-                return schedule.towards(ratio)
+                return schedule.towards(density_of(ratio))
         return schedule

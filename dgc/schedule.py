@@ -1,4 +1,4 @@
-"""The ratio over time: dense at first, sparse later."""
+"""The density over time: nearly uncompressed at first, sparse later."""
 
 from __future__ import annotations
 
@@ -7,32 +7,40 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
-class RatioSchedule:
-    """Share of the elements kept at each step, with a warm-up that starts nearly dense.
+class DensitySchedule:
+    """The density of each optimizer step: the fraction of a bucket's elements that is sent.
 
-    Deep Gradient Compression, section 3.3: sending everything but 0.1 % back from the first step
-    on hurts a model that is still changing quickly, so the ratio falls exponentially first.
+    Deep Gradient Compression, section 3.3: sending only 0.1 % from the first step on harms a model
+    that is still changing quickly, so the density falls exponentially during a warm-up.
 
-    ratio: the ratio after the warm-up, ``0 < ratio``; 1 and above is dense.
-    warmup_epochs: stages of the warm-up, each an epoch long unless ``stage_steps`` is given.
-    warmup_coeff: ``None`` for ``ratio ** ((e + 1) / (warmup_epochs + 1))`` in stage ``e``, which
-        is what the published release computes; a number ``c`` for ``c ** (e + 1)``; or one ratio
-        for each stage.
-    stage_steps: steps in one stage, for runs too short to warm up in epochs.
+    Args:
+        density: The density after the warm-up, above 0 and at most 1. ``None`` sends the bucket
+            uncompressed. A density of 1 still goes through the compressor, the codec and the
+            exchange (all elements of a quantized message, for example).
+        warmup_epochs: Stages of the warm-up, each one epoch long unless ``stage_steps`` is given.
+        warmup_coeff: ``None`` for ``density ** ((e + 1) / (warmup_epochs + 1))`` in stage ``e``,
+            the rule of the published release; a number ``c`` for ``c ** (e + 1)``; or one density
+            for each stage. A value of 1 or more means uncompressed.
+        stage_steps: Steps in one stage, for runs too short to warm up in epochs.
+
+    Raises:
+        ValueError: For a density outside (0, 1], or a warm-up that is incomplete.
     """
 
-    ratio: float
+    density: float | None = None
     warmup_epochs: int = 0
     warmup_coeff: float | Sequence[float] | None = None
     stage_steps: int | None = None
 
     def __post_init__(self) -> None:
         ramp = self.warmup_coeff
-        given = [self.ratio]
+        given = [] if self.density is None else [self.density]
         if ramp is not None:
             given += ramp if isinstance(ramp, Sequence) else [ramp]
-        if not all(0 < ratio for ratio in given):
+        if not all(0 < density for density in given):
             raise ValueError(f'compress_ratio and warmup_coeff must be above 0, got {given}')
+        if self.density is not None and self.density > 1:
+            raise ValueError(f'a density is at most 1, got {self.density}; see density_of()')
         if isinstance(ramp, Sequence) and len(ramp) < self.warmup_epochs:
             raise ValueError(
                 f'warmup_coeff has {len(ramp)} ratios for warmup_epochs = {self.warmup_epochs}'
@@ -42,22 +50,44 @@ class RatioSchedule:
         if self.stage_steps is not None and self.stage_steps < 1:
             raise ValueError(f'stage_steps must be at least 1, got {self.stage_steps}')
 
-    def at(self, step: int, steps_per_epoch: int) -> float:
-        """The ratio of optimizer step ``step``, counted from 0."""
+    def at(self, step: int, steps_per_epoch: int) -> float | None:
+        """Return the density of optimizer step ``step``, counted from 0; None for uncompressed."""
         stage = step // (self.stage_steps or steps_per_epoch)
         if stage >= self.warmup_epochs:
-            return self.ratio
+            return self.density
         if isinstance(self.warmup_coeff, Sequence):
-            return self.warmup_coeff[stage]
-        base = self.warmup_coeff or self.ratio ** (1 / (self.warmup_epochs + 1))
-        return max(base ** (stage + 1), self.ratio)
+            return compressed_below_one(self.warmup_coeff[stage])
+        if self.density is None:
+            return None
+        base = self.warmup_coeff or self.density ** (1 / (self.warmup_epochs + 1))
+        return compressed_below_one(max(base ** (stage + 1), self.density))
 
-    def towards(self, ratio: float) -> RatioSchedule:
-        """The same warm-up to another ratio; stages given as a list are meant for this one, so
-        none goes below the other."""
-        if ratio == self.ratio:
+    @property
+    def is_uncompressed(self) -> bool:
+        """Whether no step is ever compressed."""
+        return self.density is None and not self.warmup_epochs
+
+    def towards(self, density: float | None) -> DensitySchedule:
+        """Return the same warm-up with another final density.
+
+        Stages given as a list are meant for the present density; none goes below the new one.
+        """
+        if density == self.density:
             return self
         ramp = self.warmup_coeff
         if isinstance(ramp, Sequence):
-            ramp = [max(stage, ratio) for stage in ramp]
-        return replace(self, ratio=ratio, warmup_coeff=ramp)
+            ramp = [max(stage, 1.0 if density is None else density) for stage in ramp]
+        return replace(self, density=density, warmup_coeff=ramp)
+
+
+def compressed_below_one(density: float) -> float | None:
+    """Return ``density``, or None (uncompressed) where it is 1 or more."""
+    return density if density < 1 else None
+
+
+def density_of(compress_ratio: float) -> float | None:
+    """Return the density that the published setting ``compress_ratio`` means.
+
+    Below 1 it is the density itself; above 1 its inverse (1000 for 0.1 %); 1 means uncompressed.
+    """
+    return compressed_below_one(1 / compress_ratio if compress_ratio > 1 else compress_ratio)

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class Payload(Enum):
+    """What a message carries: all elements in order (no indices), or some with their indices."""
+
+    DENSE = 'dense'
+    SPARSE = 'sparse'
 
 
 class Sparse(NamedTuple):
@@ -81,6 +89,13 @@ def merge(parts: Sequence[Sparse]) -> Sparse:
     for part, places in zip(parts, place.split([len(p.values) for p in parts]), strict=True):
         values.index_add_(0, places, part.values)
     return Sparse(values, indices, parts[0].numel)
+
+
+def mean_of_contributors(parts: Sequence[Sparse]) -> Sparse:
+    """Average each element over those sparse messages that have it (DeMo, arXiv 2411.19870)."""
+    total = merge(parts)
+    indices, counts = torch.unique(torch.cat([indices_of(p) for p in parts]), return_counts=True)
+    return Sparse(total.values / counts, indices, total.numel)
 
 
 def join(parts: Sequence[Sparse], numel: int) -> Sparse:

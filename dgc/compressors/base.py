@@ -1,41 +1,57 @@
-"""What every compressor offers."""
+"""The interface of compressors."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
 
 from torch import Tensor
 
+from dgc.bucket_spec import BucketSpec
 from dgc.corrected import Corrected
-from dgc.sparse import Sparse
+from dgc.sparse import Payload, Sparse
+from dgc.state import Entries, Resize, Values
 
 
 class Compressor(ABC):
-    """Chooses the part of a tensor that is worth sending."""
+    """Selects the part of a tensor that is sent.
+
+    Attributes:
+        payload: Whether its messages carry all elements in order (dense) or some with indices.
+        remembers: Where it keeps plain values for a bucket between steps (``corrected.state``), how
+            these follow a change of the world size; None where it keeps nothing.
+    """
+
+    payload = Payload.SPARSE
+    remembers: Resize | None = None
+
+    def state_for(self, spec: BucketSpec) -> Entries:
+        """Declare the plain values that ``corrected.state`` holds."""
+        return {} if self.remembers is None else {'search': Values(self.remembers)}
+
+    def budget(self, spec: BucketSpec, density: float) -> int:
+        """Return the largest number of elements that ``select`` takes from such a bucket."""
+        return keep(spec.numel, density)
 
     @abstractmethod
-    def compress(self, corrected: Tensor, ratio: float) -> Sparse:
-        """Choose at most ``keep(n, ratio)`` elements of the float32 tensor ``corrected[n]``.
+    def select(self, corrected: Corrected, density: float) -> Sparse:
+        """Select the elements to be sent.
 
-        Deterministic for a seed and a number of earlier calls. A dense result may share the
-        storage of ``corrected``; a sparse one never does.
+        Args:
+            corrected: Float32 ``[n]``, and what this compressor remembers of the bucket.
+            density: The fraction of the elements to send, above 0 and at most 1.
+
+        Returns:
+            At most ``budget(spec, density)`` elements, in ascending order; the same for the same
+            input and the same remembered values. A dense result may share the storage of
+            ``corrected``; a sparse one never does.
         """
 
-    def select(self, corrected: Corrected, ratio: float) -> Sparse:
-        """``compress`` what is still to be computed; one that searches by a threshold does both
-        in one pass over memory."""
-        return self.compress(corrected.whole(), ratio)
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to go on with the same choices: plain numbers and containers."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what ``state_dict`` gave."""
+    def compress(self, corrected: Tensor, density: float) -> Sparse:
+        """``select`` from a tensor ``[n]``, with nothing remembered."""
+        return self.select(Corrected(corrected), density)
 
 
-def keep(numel: int, ratio: float) -> int:
-    """``k``: how many of ``n`` elements a ratio keeps; at least one, at most all."""
-    return min(max(math.ceil(numel * ratio), 1), numel)
+def keep(numel: int, density: float) -> int:
+    """Return ``k = ⌈density · n⌉``, at least 1 and at most ``n``."""
+    return min(max(math.ceil(numel * density), 1), numel)

@@ -1,16 +1,22 @@
-"""Send everything."""
+"""No selection: all elements are sent."""
 
 from __future__ import annotations
 
-from torch import Tensor
-
+from dgc.bucket_spec import BucketSpec
 from dgc.compressors.base import Compressor
-from dgc.sparse import Sparse
+from dgc.corrected import Corrected
+from dgc.sparse import Payload, Sparse
 
 
 class Dense(Compressor):
-    """Every element, in order, without indices."""
+    """Sends every element, for exchanges that take dense messages."""
 
-    def compress(self, corrected: Tensor, ratio: float) -> Sparse:
-        """All of ``corrected[n]``, sharing its storage."""
-        return Sparse(corrected, None, corrected.numel())
+    payload = Payload.DENSE
+
+    def budget(self, spec: BucketSpec, density: float) -> int:
+        """Return ``n``."""
+        return spec.numel
+
+    def select(self, corrected: Corrected, density: float) -> Sparse:
+        """Return all of it, in its own storage."""
+        return Sparse(corrected.materialize(), None, corrected.numel)

@@ -12,29 +12,37 @@ from dgc.compressors.base import Compressor, keep
 from dgc.compressors.threshold import Correction, adapt, exactly
 from dgc.corrected import Corrected
 from dgc.sparse import Sparse
+from dgc.state import Resize
 
-# Elements of a cache line come at the price of one, so a large sample is taken in short runs. They
-# are no more independent than neighbours are; with MANY runs that costs the threshold little.
+# A cache line is read as a whole, so a large sample is taken in short runs of neighbours. Neighbours
+# are correlated; from MANY runs on, that changes the estimated threshold little.
 RUN = 4
 MANY = 1024
 
 
 class SampledTopK(Compressor):
-    """Top-k by the threshold that a sample sets, at the cost of one comparison.
+    """Top-k by a threshold that is estimated from a sample, at the cost of one comparison.
 
     The settings carry the names and defaults of the published release. An overfull selection is
     trimmed by magnitude; the release cuts it by position, which starves the end of every tensor.
 
-    sample_ratio: share of the elements sampled, at least 1 % and at least ``2 / ratio`` elements.
-    strided_sample: evenly spaced from a random start; otherwise drawn uniformly.
-    compress_upper_bound: a selection above this multiple of ``k`` is overfull; where it is trimmed
-        at once, so many are aimed at.
-    compress_lower_bound: below this multiple, the threshold is lowered by the same factor.
-    max_adaptation_iters: how often the threshold may be corrected.
-    resample: an overfull selection is trimmed at once, by its exact top-k; otherwise the threshold
-        is raised by ``compress_upper_bound`` first.
-    seed: of the sampled positions, alike on all workers.
+    Args:
+        sample_ratio: Fraction of the elements sampled; at least 1 % and at least ``2 / density``
+            elements are.
+        strided_sample: Evenly spaced from a random start; otherwise drawn uniformly.
+        compress_upper_bound: A selection above this multiple of ``k`` is overfull; where it is
+            trimmed at once, the estimate aims at so many.
+        compress_lower_bound: Below this multiple, the threshold is lowered by the same factor.
+        max_adaptation_iters: The largest number of corrections of the threshold.
+        resample: An overfull selection is trimmed at once, by its exact top-k; otherwise the
+            threshold is raised by ``compress_upper_bound`` first.
+        seed: Of the sampled positions, the same on all ranks.
+
+    Raises:
+        ValueError: For bounds that do not enclose 1.
     """
+
+    remembers = Resize.REPLICATED
 
     def __init__(
         self,
@@ -58,33 +66,32 @@ class SampledTopK(Compressor):
         self.max_adaptation_iters = max_adaptation_iters
         self.resample = resample
         self.seed = seed
-        self.calls = 0
 
-    def compress(self, corrected: Tensor, ratio: float) -> Sparse:
-        """At most ``keep(n, ratio)`` elements; ties at the threshold may leave fewer."""
-        return self.select(Corrected(corrected), ratio)
-
-    def select(self, corrected: Corrected, ratio: float) -> Sparse:
-        """At most ``keep(n, ratio)`` elements; ties at the threshold may leave fewer."""
+    def select(self, corrected: Corrected, density: float) -> Sparse:
+        """Return at most ``keep(n, density)`` elements; ties at the threshold may leave fewer."""
         n = corrected.numel
-        k = keep(n, ratio)
-        draw = random.Random(self.seed * 1_000_003 + self.calls)
-        self.calls += 1
-        stride = sample_stride(n, max(n * self.sample_ratio, 2 / ratio))
+        k = keep(n, density)
+        calls = corrected.state.get('calls', 0)
+        corrected.state['calls'] = calls + 1
+        draw = random.Random(self.seed * 1_000_003 + calls)
+        stride = sample_stride(n, max(n * self.sample_ratio, 2 / density))
         if stride == 1:
             return exactly(corrected, k).sparse
         sample = corrected.magnitudes(self._positions(corrected, stride, draw))
-        threshold = float(torch.topk(sample, self._rank(sample.numel(), ratio)).values[-1])
+        threshold = float(torch.topk(sample, self._rank(sample.numel(), density)).values[-1])
         return adapt(corrected, threshold, k, self._correction()).sparse
 
-    def _rank(self, samples: int, ratio: float) -> int:
-        """Which of the largest of ``samples`` is the threshold. Too few candidates cost another
-        pass, those to spare are trimmed; where they cost one too, it is the published rank."""
-        rank = keep(samples, ratio)
+    def _rank(self, samples: int, density: float) -> int:
+        """Which of the largest of ``samples`` is the threshold.
+
+        Too few candidates cost another pass over memory and surplus ones are trimmed, so it aims
+        high; where surplus ones cost a pass too, it is the published rank.
+        """
+        rank = keep(samples, density)
         return min(math.ceil(self.upper_bound * rank), samples) if self.resample else rank
 
     def _positions(self, corrected: Corrected, stride: int, draw: random.Random) -> Tensor:
-        """About ``n / stride`` positions of ``n``, int64: what the threshold is estimated from."""
+        """Draw about ``n / stride`` of ``n`` positions, int64, to estimate the threshold from."""
         numel, device = corrected.numel, corrected.device
         if not self.strided_sample:  # drawn on the CPU, whose numbers are the same everywhere
             generator = torch.Generator().manual_seed(draw.getrandbits(63))
@@ -95,7 +102,7 @@ class SampledTopK(Compressor):
         return (starts[:, None] + torch.arange(run, device=device)).view(-1)
 
     def _correction(self) -> Correction:
-        """The settings, in the terms of all thresholds."""
+        """Return the settings as a ``Correction``."""
         return Correction(
             self.lower_bound,
             self.upper_bound,
@@ -104,21 +111,13 @@ class SampledTopK(Compressor):
             iterations=self.max_adaptation_iters,
         )
 
-    def state_dict(self) -> dict[str, int]:
-        """How many samples were drawn so far."""
-        return {'calls': self.calls}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on drawing where the saved compressor was."""
-        self.calls = int(state.get('calls', 0))
-
 
 def sample_stride(numel: int, samples: float) -> int:
-    """The stride that takes at least ``samples`` of ``numel`` elements.
+    """Return the stride that takes at least ``samples`` of ``numel`` elements.
 
     Odd, and one more than a multiple of 32 where it is large: a stride that shares a factor with
     a layer's width, usually a power of two, would sample the same few columns again and again.
-    Returns 1, all elements, when there are no more than ``samples``.
+    It is 1 (all elements) where there are no more than ``samples``.
     """
     widest = int(numel // math.ceil(samples)) if samples < numel else 1
     if widest > 32:

@@ -1,4 +1,4 @@
-"""Choosing by a threshold that may be wrong: search, correct, trim. Every estimate ends here."""
+"""Selection by an estimated threshold: search, correct the threshold, trim."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from dgc.corrected import Corrected
 from dgc.ops import Found
 from dgc.sparse import Sparse, gather
 
-OVERFULL = 4  # times k: more candidates than that are not worth writing down
+OVERFULL = 4  # times k: a search writes down no more candidates than that
 
 
 class Correction(NamedTuple):
     """When a threshold is corrected, and by how much.
 
-    lower, upper: below ``lower * k`` elements are too few, above ``upper * k`` too many.
-    down, up: what it is multiplied by then. Without ``up``, too many are trimmed at once, or set
-        it to the k-th largest of those that were written down, which is never too high.
-    iterations: how often.
+    Attributes:
+        lower, upper: Fewer than ``lower * k`` elements are too few, more than ``upper * k`` too many.
+        down, up: Factors of the threshold in these cases. Where ``up`` is None, too many elements
+            are trimmed at once; more than a search writes down raise the threshold to the k-th
+            largest of those written down, which is never too high.
+        iterations: The largest number of corrections.
     """
 
     lower: float
@@ -29,16 +31,20 @@ class Correction(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """At most ``k`` elements, and the threshold that would have found them: see ``adapt``."""
+    """At most ``k`` elements, and the threshold that finds them; see ``adapt``."""
 
     sparse: Sparse
     threshold: float
 
 
 def adapt(corrected: Corrected, threshold: float, k: int, correction: Correction) -> Selection:
-    """At most ``k`` elements at or above a threshold that is corrected until their number lies
-    between the bounds. The threshold that comes back is the corrected one or, where it still found
-    too many, the least of the ``k``."""
+    """Select at most ``k`` elements at or above a threshold, correcting it until their number lies
+    between the bounds.
+
+    Returns:
+        The elements, and the corrected threshold or, where it still found too many, the smallest
+        of the ``k`` magnitudes.
+    """
     limit = OVERFULL * k
     found = corrected.search(threshold, limit)
     for _ in range(correction.iterations):
@@ -63,7 +69,7 @@ def adapt(corrected: Corrected, threshold: float, k: int, correction: Correction
 
 
 def trim(found: Found, k: int, numel: int) -> Sparse:
-    """The ``k`` largest of what was found, which is all there; or all of it, where that is less."""
+    """Return the ``k`` largest of the elements found, or all of them where there are fewer."""
     if found.total <= k:
         return Sparse(found.values, found.indices, numel)
     chosen = largest(found.values.abs(), k)
@@ -71,7 +77,7 @@ def trim(found: Found, k: int, numel: int) -> Sparse:
 
 
 def exactly(corrected: Corrected, k: int) -> Selection:
-    """The ``k`` largest, at the cost of looking at all."""
-    values = corrected.whole()
+    """Return the ``k`` largest by an exact top-k of all ``n`` elements."""
+    values = corrected.materialize()
     sparse = gather(values, largest(values.abs(), k))
     return Selection(sparse, least(sparse.values.abs()))

@@ -1,12 +1,16 @@
-"""How messages are summed over the workers: each exchange is one file."""
+"""How messages are combined over the ranks: one exchange a file."""
 
 from dgc.exchanges.all_gather import AllGather
 from dgc.exchanges.all_reduce import AllReduce
-from dgc.exchanges.base import Exchange, Exchanged
+from dgc.exchanges.base import Context, Exchange, Exchanged, Scale
 from dgc.exchanges.chunk import ChunkAllReduce
+from dgc.exchanges.compressed_all_reduce import CompressedAllReduce
 from dgc.exchanges.gtopk import GTopK, GTopKDoubling
 from dgc.exchanges.hierarchical import Hierarchical
+from dgc.exchanges.majority_vote import MajorityVote
 from dgc.exchanges.oktopk import OkTopK
+from dgc.exchanges.power_sgd import PowerSGD
+from dgc.exchanges.random_k import RandomK
 from dgc.exchanges.residuals import GlobalResiduals, LocalResiduals, PartialResiduals, Residuals
 from dgc.exchanges.spardl import SparDL
 from dgc.exchanges.team_gather import Bruck, RecursiveDoubling, TeamGather
@@ -16,6 +20,8 @@ __all__ = [
     'AllReduce',
     'Bruck',
     'ChunkAllReduce',
+    'CompressedAllReduce',
+    'Context',
     'Exchange',
     'Exchanged',
     'GTopK',
@@ -23,10 +29,14 @@ __all__ = [
     'GlobalResiduals',
     'Hierarchical',
     'LocalResiduals',
+    'MajorityVote',
     'OkTopK',
     'PartialResiduals',
+    'PowerSGD',
+    'RandomK',
     'RecursiveDoubling',
     'Residuals',
+    'Scale',
     'SparDL',
     'TeamGather',
 ]

@@ -1,26 +1,36 @@
-"""The sparse sum of Deep Gradient Compression: everybody gets everybody's message."""
+"""The sum of Deep Gradient Compression: every rank receives every rank's message."""
 
 from __future__ import annotations
 
-from dgc.buckets import Bucket
+from dgc.bucket_spec import BucketSpec
 from dgc.codec import Codec
-from dgc.compressors.base import keep
-from dgc.engines.base import Engine
-from dgc.exchanges.base import Exchange, Exchanged
-from dgc.exchanges.wire import Wire
+from dgc.exchanges.base import EITHER, Context, Exchange, Exchanged, Scale, starts_with_nan
 from dgc.sparse import Sparse, difference
 
 
 class AllGather(Exchange):
-    """One all-gather of values and indices in one buffer, then the sum in order of rank."""
+    """One all-gather of messages, then the sum in order of rank.
 
-    def sum(self, bucket: Bucket, sparse: Sparse, codec: Codec, engine: Engine) -> Exchanged:
-        """All ``P`` messages; left out is what the codec rounded off our own."""
-        wire = Wire(bucket, keep(bucket.numel, bucket.ratio), codec)
-        gathered = engine.all_gather(wire.encode(sparse))
+    Takes sparse messages, or dense ones whose value coding makes them short (QSGD, EF-signSGD).
+
+    Args:
+        scale: WORLD_SIZE for the mean over the ranks; CONTRIBUTORS to average each element over
+            the ranks that sent it (DeMo).
+    """
+
+    accepts = EITHER
+
+    def __init__(self, scale: Scale = Scale.WORLD_SIZE) -> None:
+        self.scale = scale
+
+    def reduce(self, selected: Sparse, context: Context) -> Exchanged:
+        """Return all ``P`` messages; the error is this rank's quantization error."""
+        wire, engine = context.wire(), context.engine
+        gathered = engine.all_gather(wire.encode(selected))
         parts = [wire.read(part, rank) for rank, part in enumerate(gathered)]
-        return Exchanged(parts, difference(sparse, parts[engine.rank]))
+        error = difference(selected, parts[engine.rank])
+        return Exchanged(parts, error, scale=self.scale, non_finite=starts_with_nan(parts))
 
-    def bytes_sent(self, numel: int, k: int, codec: Codec, workers: int) -> float:
-        """``(P-1)·capacity``: each message passes every other worker once."""
-        return (workers - 1) * codec.capacity(numel, k)
+    def bytes_sent(self, spec: BucketSpec, k: int, codec: Codec, world_size: int) -> float:
+        """``(P-1)·capacity``: each message passes every other rank once."""
+        return (world_size - 1) * codec.capacity(spec.numel, k)

@@ -1,24 +1,37 @@
-"""The dense sum."""
+"""The uncompressed sum."""
 
 from __future__ import annotations
 
-from dgc.buckets import Bucket
+from dgc.bucket_spec import BucketSpec
 from dgc.codec import Codec
-from dgc.engines.base import Engine
-from dgc.exchanges.base import Exchange, Exchanged, ring_bytes
-from dgc.sparse import Sparse
+from dgc.exchanges.base import (
+    DENSE_ONLY,
+    Context,
+    Exchange,
+    Exchanged,
+    ring_bytes,
+    starts_with_nan,
+)
+from dgc.sparse import Payload, Sparse
 
 
 class AllReduce(Exchange):
     """Sums dense messages in float32, whatever the gradient's type. No codec is involved."""
 
-    def sum(self, bucket: Bucket, sparse: Sparse, codec: Codec, engine: Engine) -> Exchanged:
-        """The engine's all-reduce, in the bucket's ``total``."""
-        if not sparse.is_dense:
-            raise ValueError('all-reduce sums dense messages; a sparse one needs another exchange')
-        total = engine.all_reduce(bucket.hold(sparse.values))
-        return Exchanged([sparse._replace(values=total)], None)
+    accepts = DENSE_ONLY
 
-    def bytes_sent(self, numel: int, k: int, codec: Codec, workers: int) -> float:
+    def writes(self, payload: Payload) -> Payload | None:
+        """No codec is involved."""
+        return None
+
+    def reduce(self, selected: Sparse, context: Context) -> Exchanged:
+        """The engine's all-reduce, in the bucket's ``total``."""
+        if not selected.is_dense:
+            raise ValueError('all-reduce sums dense messages; a sparse one needs another exchange')
+        total = context.engine.all_reduce(context.bucket.copy_to_total(selected.values))
+        contributions = [selected._replace(values=total)]
+        return Exchanged(contributions, non_finite=starts_with_nan(contributions))
+
+    def bytes_sent(self, spec: BucketSpec, k: int, codec: Codec, world_size: int) -> float:
         """A ring's reduce-scatter and all-gather."""
-        return ring_bytes(numel, workers)
+        return ring_bytes(spec.numel, world_size)

@@ -5,24 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from dgc.buckets import Bucket
-from dgc.codec import Codec
-from dgc.engines.base import Engine
-from dgc.exchanges.ledger import Ledger
-from dgc.exchanges.wire import Wire
+from dgc.exchanges.base import Context
+from dgc.exchanges.truncation import Truncation
 from dgc.sparse import Sparse, indices_of, join
 
-Span = tuple[int, int]  # first and last, exclusive, among all workers' elements
+Span = tuple[int, int]  # first and last (exclusive) among all ranks' elements
 
 
 class Balance:
-    """How ``counts`` elements, by rank, are evened out; all workers know the same.
+    """How ``counts`` elements, by rank, are evened out; computed alike on all ranks.
 
-    All elements in order of rank make one list. A worker has a span of it, and is to have an equal
-    one; where two spans meet, elements travel. Since a gather is padded to the longest part, that
-    pays unless the parts are nearly equal, or so few that moving them costs more.
+    All elements in order of rank make one list. A rank has a span of it, and should have an equal
+    one; where its span overlaps another rank's target, elements are sent. A gather is padded to the
+    longest part, so that saves bytes unless the parts are nearly equal or few.
 
-    largest: elements that a worker has in the end, at most; at least 1.
+    Attributes:
+        largest: The largest number of elements of a rank afterwards; at least 1.
     """
 
     def __init__(self, counts: Sequence[int]) -> None:
@@ -37,28 +35,27 @@ class Balance:
             shift = (target - source) % size
             self._paddings[shift] = max(self._paddings.get(shift, 0), end - begin)
         self._paddings.pop(0, None)
-        pays = sum(self._paddings.values()) + (size - 1) * even < (size - 1) * uneven
-        if not pays:
+        saves = sum(self._paddings.values()) + (size - 1) * even < (size - 1) * uneven
+        if not saves:
             self._moves, self._paddings = overlaps(have, have), {}
-        self.largest = max(even if pays else uneven, 1)
+        self.largest = max(even if saves else uneven, 1)
 
-    def even_out(
-        self, sparse: Sparse, bucket: Bucket, codec: Codec, ledger: Ledger, engine: Engine
-    ) -> Sparse:
-        """This worker's span of the list, from those that have it."""
-        rank, size = engine.rank, self._size
-        idle = Wire(bucket, 0, codec).blank()
+    def even_out(self, sparse: Sparse, context: Context, truncation: Truncation) -> Sparse:
+        """Collect this rank's target span of the list from the ranks that have it."""
+        engine, size = context.engine, self._size
+        rank = engine.rank
+        idle = context.wire(0).blank()
         parts = [self._part(sparse, rank, rank)]
         for shift in range(1, size):
             ahead, behind = (rank + shift) % size, (rank - shift) % size
             if shift not in self._paddings:
                 engine.send_recv(idle, None, None)
                 continue
-            wire = Wire(bucket, self._paddings[shift], codec)
+            wire = context.wire(self._paddings[shift])
             message = wire.blank()
             if (rank, ahead) in self._moves:
                 message, rounding = wire.write(self._part(sparse, rank, ahead))
-                ledger.cut(rounding)
+                truncation.add(rounding)
             received = engine.send_recv(
                 message,
                 ahead if (rank, ahead) in self._moves else None,
@@ -66,10 +63,10 @@ class Balance:
             )
             if received is not None:
                 parts.append(wire.read(received, behind))
-        return join(parts, bucket.numel)
+        return join(parts, sparse.numel)
 
     def _part(self, sparse: Sparse, source: int, target: int) -> Sparse:
-        """What of ``source``'s elements goes to ``target``."""
+        """Return the elements of ``source`` that go to ``target``."""
         begin, end = self._moves.get((source, target), (0, 0))
         first = self._begin[source] if end > begin else 0
         span = slice(begin - first, end - first)
@@ -77,12 +74,12 @@ class Balance:
 
 
 def spans(counts: Sequence[int]) -> list[Span]:
-    """One after another, so many elements each."""
+    """Return the spans of ``counts`` elements, one after another."""
     return [(end - count, end) for end, count in zip(accumulate(counts), counts, strict=True)]
 
 
 def overlaps(have: Sequence[Span], want: Sequence[Span]) -> dict[tuple[int, int], Span]:
-    """Where the span of one list meets that of another, by their numbers; both ascend."""
+    """Return the overlaps of two ascending lists of spans, by their numbers."""
     found: dict[tuple[int, int], Span] = {}
     source = target = 0
     while source < len(have) and target < len(want):

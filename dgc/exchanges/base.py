@@ -1,87 +1,194 @@
-"""What every exchange offers."""
+"""The interface of exchanges, and what they are given."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
 
+from dgc.bucket_spec import BucketSpec
 from dgc.buckets import Bucket
 from dgc.codec import Codec
 from dgc.engines.base import Engine
-from dgc.sparse import Sparse
+from dgc.exchanges.wire import Wire
+from dgc.sparse import Payload, Sparse
+from dgc.state import Entries
 
 FLOAT32_BYTES = 4
+EITHER = frozenset({Payload.DENSE, Payload.SPARSE})
+DENSE_ONLY = frozenset({Payload.DENSE})
+SPARSE_ONLY = frozenset({Payload.SPARSE})
+
+
+class Scale(Enum):
+    """By what the sum of an exchange's contributions is divided to give the result.
+
+    WORLD_SIZE: By the number of ranks: the contributions add up to a sum over the ranks.
+    CONTRIBUTORS: Each element by the number of contributions that have it. Every message must
+        reach every rank unmerged.
+    NONE: By nothing: the contributions are the result.
+    """
+
+    WORLD_SIZE = 'world size'
+    CONTRIBUTORS = 'contributors'
+    NONE = 'none'
 
 
 class Exchanged(NamedTuple):
-    """What an exchange came to.
+    """The result of an exchange.
 
-    parts: what adds up to the sum over the workers, in this order: bit-identical on all of them.
-        A dense part is alone, and in the bucket's ``total``.
-    left_out: what of that the sum lacks after all, rounded off or cut on the way, for its memory
-        to keep; ``None`` for nothing. An index may be there twice: it is something to add.
-    sent: what was delivered of what this worker handed over, for its memory to forget; ``None``
-        for all of it.
+    Attributes:
+        contributions: Add up, in this order, to the result before scaling; bit-identical on all
+            ranks. All dense or all sparse; the first dense one may lie in the bucket's ``total``.
+        error: What the result lacks of this rank's message: quantization error, and truncation
+            error of sums that were cut on their way. Goes to this rank's memory; None for nothing.
+            An index may occur twice: it is something to add.
+        sent: What was delivered of this rank's message, to be removed from its memory; None for
+            all of it.
+        scale: How the contributions become the result.
+        non_finite: Whether some rank's gradient was not finite; alike on all ranks.
     """
 
-    parts: Sequence[Sparse]
-    left_out: Sparse | None
+    contributions: Sequence[Sparse]
+    error: Sparse | None = None
     sent: Sparse | None = None
+    scale: Scale = Scale.WORLD_SIZE
+    non_finite: bool = False
+
+
+@dataclass(frozen=True)
+class Context:
+    """The step and the bucket for which an exchange is called.
+
+    Attributes:
+        bucket: Whose message is exchanged; ``bucket.state['exchange']`` is this exchange's.
+        k: The largest number of elements that a rank selects.
+        codec: Writes messages.
+        engine: Carries them.
+        is_finite: Whether this rank's gradient is. Where not, its message is a NaN at element 0.
+    """
+
+    bucket: Bucket
+    k: int
+    codec: Codec
+    engine: Engine
+    is_finite: bool = True
+
+    def wire(self, k: int | None = None) -> Wire:
+        """Return what writes and reads messages of at most ``k`` (by default the budget)
+        elements."""
+        return Wire(self.bucket, self.k if k is None else k, self.codec)
+
+    def within(self, engine: Engine) -> Context:
+        """Return the same among the ranks of another engine, such as a group."""
+        return replace(self, engine=engine)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What this exchange keeps of the bucket between steps."""
+        found: dict[str, Any] = self.bucket.state.get('exchange', {})
+        return found
 
 
 class Exchange(ABC):
-    """Sums one message a worker over all workers.
+    """Combines one message of each rank into a result that is the same on all ranks.
 
-    Plain blocking code: it runs on the thread that owns the engine, beside the backward pass.
-    Every worker applies the same decoded bytes, its own part included, and every cut and every
-    rounding ends in exactly one worker's ``left_out``. All workers make the same calls of the
-    engine, whatever their data: ``send_recv`` with nobody where there is nothing to say.
+    Plain blocking code: it runs on the thread that owns the engine, beside the backward pass. Every
+    rank applies the same decoded bytes, its own message included. Every truncation and every
+    rounding ends in exactly one rank's ``error``. All ranks make the same engine calls, whatever
+    their data: ``send_recv`` without source and destination where a rank has nothing to exchange.
 
-    loses: some of what it cuts is kept by nobody.
-    selects: it cuts the corrected gradient itself, and is handed all of it as a dense message. A
-        dense message shares the memory's storage, which is not to be changed.
+    Attributes:
+        accepts: Payloads that it takes.
+        selects: It selects the elements itself from the corrected gradient, which it is handed
+            whole; a dense message shares the memory's storage, which must not be changed.
+        loses: Some truncation error returns to no memory.
+        is_estimate: The result estimates the mean gradient; False where it replaces it by something
+            else (a vote's signs), so that no gradient is lost.
+        approximates: A dense message arrives with an error, apart from that of its coding.
+        unbiased: The result's expectation is the mean gradient although only a part is sent, so
+            that no error feedback is needed, and none is possible.
+        scale: As in its ``Exchanged``.
     """
 
+    accepts = SPARSE_ONLY
     selects = False
     loses = False
+    is_estimate = True
+    approximates = False
+    unbiased = False
+    scale = Scale.WORLD_SIZE
 
-    def check(self, engine: Engine, device: torch.device | str = 'cpu') -> None:
-        """Raise ValueError where so many workers, so placed, cannot be served; alike on all.
-
-        device: of the tensors that the engine carries.
-        """
-
-    def prepare(self, bucket: Bucket, engine: Engine, healthy: bool) -> bool:
-        """Sum into ``bucket.gradient`` what must be summed before anything is kept back.
-
-        healthy: whether this worker's gradient is finite. Returns whether what is there is now.
-        Called for every bucket that may be sparse, while it is dense too.
-        """
-        return healthy
-
-    @abstractmethod
-    def sum(self, bucket: Bucket, sparse: Sparse, codec: Codec, engine: Engine) -> Exchanged:
-        """The sum of every worker's ``sparse``."""
-
-    @abstractmethod
-    def bytes_sent(self, numel: int, k: int, codec: Codec, workers: int) -> float:
-        """Bytes that the busiest worker sends for ``k`` of ``numel`` elements: the closed form."""
-
-    def pays(self, numel: int, k: int, codec: Codec, workers: int) -> bool:
-        """Whether that is less than a dense all-reduce of ``numel`` elements would send."""
-        return self.bytes_sent(numel, k, codec, workers) < ring_bytes(numel, workers)
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to go on with the same choices."""
+    def state_for(self, spec: BucketSpec) -> Entries:
+        """Declare what it keeps of a bucket between steps (``context.state``)."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what ``state_dict`` gave."""
+    def check(self, engine: Engine, device: torch.device | str = 'cpu') -> None:
+        """Raise ValueError, alike on all ranks, where this number and placement of ranks cannot be
+        served.
+
+        Args:
+            engine: Its collectives may be used.
+            device: Of the tensors that the engine carries.
+        """
+
+    def prepare(self, bucket: Bucket, engine: Engine, is_finite: bool) -> bool:
+        """Sum into ``bucket.gradient`` what must be summed before error feedback.
+
+        Called for every bucket that may be compressed, also while it is uncompressed.
+
+        Args:
+            bucket: Whose gradient is changed in place.
+            engine: Carries the sums.
+            is_finite: Whether this rank's gradient is finite.
+
+        Returns:
+            Whether the gradient is finite afterwards.
+        """
+        return is_finite
+
+    def writes(self, payload: Payload) -> Payload | None:
+        """Return the payload that the codec encodes for messages of ``payload``; None where no
+        codec is involved."""
+        return payload
+
+    @abstractmethod
+    def reduce(self, selected: Sparse, context: Context) -> Exchanged:
+        """Combine every rank's ``selected``."""
+
+    @abstractmethod
+    def bytes_sent(self, spec: BucketSpec, k: int, codec: Codec, world_size: int) -> float:
+        """Return the bytes that the busiest rank sends for a bucket, in closed form.
+
+        Args:
+            spec: The bucket.
+            k: Elements that a rank selects.
+            codec: Of the messages.
+            world_size: The number of ranks.
+        """
+
+    def is_smaller_than_dense(
+        self, spec: BucketSpec, k: int, codec: Codec, world_size: int
+    ) -> bool:
+        """Return whether it sends fewer bytes than a float32 all-reduce of the bucket."""
+        return self.bytes_sent(spec, k, codec, world_size) < ring_bytes(spec.numel, world_size)
 
 
-def ring_bytes(numel: int, workers: int) -> float:
-    """``2·4n·(P-1)/P``: what a ring all-reduce of float32 ``[n]`` has each worker send."""
-    return 2 * FLOAT32_BYTES * numel * (workers - 1) / workers
+def ring_bytes(numel: int, world_size: int) -> float:
+    """Return ``2·4n·(P-1)/P``: bytes that a rank sends in a ring all-reduce of float32 ``[n]``."""
+    return 2 * FLOAT32_BYTES * numel * (world_size - 1) / world_size
+
+
+def starts_with_nan(contributions: Sequence[Sparse]) -> bool:
+    """Return whether any contribution holds a NaN in its first value.
+
+    A rank whose gradient is not finite sends a NaN at element 0. Every coding carries it, and every
+    selection by magnitude counts it as the largest, so it is the first value of some contribution
+    on all ranks. On a GPU this waits for the device.
+    """
+    firsts = [part.values[:1] for part in contributions if len(part.values)]
+    return bool(firsts) and bool(torch.cat(firsts).isnan().any())

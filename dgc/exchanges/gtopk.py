@@ -1,21 +1,20 @@
 """gTop-k S-SGD: the largest of the sum, by sums of two (Shi et al., ICDCS 2019, arXiv 1901.04359).
 
 Adding two sparse messages and keeping the ``k`` largest of what comes out gives a message of the
-same size, so ⌈log2 P⌉ of these sums end with ``k`` elements for all ``P`` workers, whatever ``P``
-is. What is cut on the way returns to the memories (ledger.py).
+same size, so ⌈log2 P⌉ of these sums end with ``k`` elements for all ``P`` ranks, whatever ``P`` is.
+What is cut on the way returns to the memories (truncation.py).
 """
 
 from __future__ import annotations
 
 import math
 
-from dgc.buckets import Bucket
+from dgc.bucket_spec import BucketSpec
 from dgc.codec import Codec
-from dgc.compressors.base import keep
 from dgc.engines.base import Engine
 from dgc.engines.group import doublings
-from dgc.exchanges.base import Exchange, Exchanged
-from dgc.exchanges.ledger import Ledger
+from dgc.exchanges.base import Context, Exchange, Exchanged
+from dgc.exchanges.truncation import Truncation
 from dgc.exchanges.wire import Wire
 from dgc.sparse import Sparse, cut, difference, merge
 
@@ -23,51 +22,52 @@ from dgc.sparse import Sparse, cut, difference, merge
 class GTopK(Exchange):
     """Up a binomial tree of sums, then a broadcast (Algorithms 2 and 3)."""
 
-    def sum(self, bucket: Bucket, sparse: Sparse, codec: Codec, engine: Engine) -> Exchanged:
-        """At most ``k`` elements of the sum of all."""
-        wire = Wire(bucket, keep(bucket.numel, bucket.ratio), codec)
-        ledger = Ledger(sparse)
-        partial = sparse
+    def reduce(self, selected: Sparse, context: Context) -> Exchanged:
+        """Return at most ``k`` elements of the sum over the ranks."""
+        wire, engine = context.wire(), context.engine
+        truncation = Truncation(selected)
+        partial = selected
+        # Reduce: in the round of a gap, odd multiples of it send to the next lower even multiple.
         for gap in doublings(engine.size):
             if engine.rank % (2 * gap) == gap:
                 message, rounding = wire.write(partial)
-                ledger.cut(rounding)
+                truncation.add(rounding)
                 engine.send_recv(message, engine.rank - gap, None)
             elif engine.rank % (2 * gap) == 0 and engine.rank + gap < engine.size:
                 child = engine.rank + gap
                 received = wire.read(engine.send_recv(wire.blank(), None, child), child)
                 partial, rest = cut(merge([partial, received]), wire.k)
-                ledger.cut(rest)
+                truncation.add(rest)
             else:
                 engine.send_recv(wire.blank(), None, None)
         message = wire.blank()
         if engine.rank == 0:
             message, rounding = wire.write(partial)
-            ledger.cut(rounding)
+            truncation.add(rounding)
         result = wire.read(engine.broadcast(message, root=0), 0)
-        return ledger.settle([result], result)
+        return truncation.exchanged([result], result)
 
-    def bytes_sent(self, numel: int, k: int, codec: Codec, workers: int) -> float:
+    def bytes_sent(self, spec: BucketSpec, k: int, codec: Codec, world_size: int) -> float:
         """``⌈log2 P⌉·capacity``: the root receives as many, and sends as many again."""
-        return math.ceil(math.log2(workers)) * codec.capacity(numel, k)
+        return math.ceil(math.log2(world_size)) * codec.capacity(spec.numel, k)
 
 
 class GTopKDoubling(Exchange):
     """By recursive doubling: in round r, pairs at a distance of 2^r add their messages, both alike,
     so that all have the result at once.
 
-    Where ``P`` is not a power of two, the surplus workers first hand their messages to others, and
-    are told the result. Since 2^r workers hold the same sum after round r, and cut it alike, only
-    the one of lowest rank takes back what they cut.
+    Where ``P`` is not a power of two, the surplus ranks first send their messages to others, and
+    receive the result from them. After round r, 2^r ranks hold the same sum and cut it alike, so
+    only the lowest of them keeps the truncation error.
     """
 
-    def sum(self, bucket: Bucket, sparse: Sparse, codec: Codec, engine: Engine) -> Exchanged:
-        """At most ``k`` elements of the sum of all."""
-        wire = Wire(bucket, keep(bucket.numel, bucket.ratio), codec)
-        ledger = Ledger(sparse)
+    def reduce(self, selected: Sparse, context: Context) -> Exchanged:
+        """Return at most ``k`` elements of the sum over the ranks."""
+        wire, engine = context.wire(), context.engine
+        truncation = Truncation(selected)
         rank, core = engine.rank, power_of_two(engine.size)
         surplus = engine.size - core
-        partial = self._fold(sparse, wire, ledger, engine)
+        partial = self._fold(selected, wire, truncation, engine)
         for gap in doublings(core):
             if rank >= core:
                 engine.send_recv(wire.blank(), None, None)
@@ -76,23 +76,24 @@ class GTopKDoubling(Exchange):
             received = engine.send_recv(message, rank ^ gap, rank ^ gap)
             pair = [wire.read(message, rank), wire.read(received, rank ^ gap)]
             if rank % gap == 0:
-                ledger.cut(difference(partial, pair[0]))
+                truncation.add(difference(partial, pair[0]))
             partial, rest = cut(merge(pair), wire.k)  # a sum of two is the same in either order
             if rank % (2 * gap) == 0:
-                ledger.cut(rest)
+                truncation.add(rest)
         message, rounding = wire.write(partial)
         if rank == 0:
-            ledger.cut(rounding)
+            truncation.add(rounding)
         if surplus:
-            told = rank + core if rank < surplus else None
-            teller = rank - core if rank >= core else None
-            received = engine.send_recv(message, told, teller)
+            # The surplus ranks receive the result from those that took their messages.
+            destination = rank + core if rank < surplus else None
+            source = rank - core if rank >= core else None
+            received = engine.send_recv(message, destination, source)
             message = message if received is None else received
         result = wire.read(message, rank % core)
-        return ledger.settle([result], result)
+        return truncation.exchanged([result], result)
 
-    def _fold(self, sparse: Sparse, wire: Wire, ledger: Ledger, engine: Engine) -> Sparse:
-        """The surplus workers' messages, added to those of as many others."""
+    def _fold(self, sparse: Sparse, wire: Wire, truncation: Truncation, engine: Engine) -> Sparse:
+        """Add the surplus ranks' messages to those of as many others."""
         rank, core = engine.rank, power_of_two(engine.size)
         if core == engine.size:
             return sparse
@@ -100,18 +101,18 @@ class GTopKDoubling(Exchange):
         other = rank + core if rank < engine.size - core else None
         received = engine.send_recv(message, rank - core if rank >= core else None, other)
         if rank >= core:
-            ledger.cut(rounding)
+            truncation.add(rounding)
         if received is None or other is None:
             return sparse
         folded, rest = cut(merge([sparse, wire.read(received, other)]), wire.k)
-        ledger.cut(rest)
+        truncation.add(rest)
         return folded
 
-    def bytes_sent(self, numel: int, k: int, codec: Codec, workers: int) -> float:
-        """``⌈log2 P⌉·capacity``, which counts what a surplus worker is told."""
-        return math.ceil(math.log2(workers)) * codec.capacity(numel, k)
+    def bytes_sent(self, spec: BucketSpec, k: int, codec: Codec, world_size: int) -> float:
+        """``⌈log2 P⌉·capacity``, which includes the result sent to a surplus rank."""
+        return math.ceil(math.log2(world_size)) * codec.capacity(spec.numel, k)
 
 
-def power_of_two(workers: int) -> int:
-    """The largest that is not above ``workers``."""
-    return 1 << (workers.bit_length() - 1)
+def power_of_two(limit: int) -> int:
+    """Return the largest power of two that is at most ``limit``."""
+    return 1 << (limit.bit_length() - 1)

@@ -1,4 +1,4 @@
-"""The k-th largest number of all workers' together, without gathering them."""
+"""The k-th largest number among all ranks', without gathering them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from torch import Tensor
 
 from dgc.engines.base import Engine
 
-DIGIT = 8  # bits that one round decides
+DIGIT = 8  # bits per round
 BINS = 1 << DIGIT
 
 
 def kth_largest(values: Tensor, k: int, engine: Engine) -> float:
-    """The ``k``-th largest magnitude among every worker's float32 ``values[m]``; 0 where there are
-    fewer. A NaN is larger than any number.
+    """Return the ``k``-th largest magnitude among every rank's float32 ``values[m]``; 0 where there
+    are fewer. A NaN is larger than any number.
 
     A radix selection: the bits of a magnitude, read as an integer, order as it does. Each round
-    counts what begins with the digits found so far by the next one, over all workers. There are as
-    many rounds where the first finds too few: others may be at work on the same engine.
+    counts, over all ranks, the numbers that begin with the digits found so far, by their next
+    digit. The number of rounds does not depend on the data: every rank must make the same calls.
     """
     bits = values.abs().view(torch.int32).long()
     prefix, missing, enough = 0, k, True

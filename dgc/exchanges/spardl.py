@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from dgc.buckets import Bucket
+from dgc.bucket_spec import BucketSpec
 from dgc.codec import Codec
-from dgc.compressors.base import Compressor, keep
+from dgc.compressors.base import Compressor
 from dgc.compressors.topk import TopK
 from dgc.engines.base import Engine
 from dgc.engines.group import Group, doublings
-from dgc.exchanges.base import Exchange, Exchanged
+from dgc.exchanges.base import DENSE_ONLY, Context, Exchange, Exchanged
 from dgc.exchanges.blocks import Blocks
 from dgc.exchanges.residuals import GlobalResiduals, Residuals
 from dgc.exchanges.team_gather import Bruck, RecursiveDoubling, TeamGather
-from dgc.exchanges.wire import Wire
-from dgc.sparse import Sparse, join
+from dgc.sparse import Payload, Sparse, join
+from dgc.state import Entries, Values
 
 
 class SparDL(Exchange):
-    """Blocks are summed by one owner each, who keeps a block's share of the ``k`` elements.
+    """Each block is summed by one owner, which keeps ``k/m`` elements of it.
 
-    ``P`` workers are ``d`` teams of ``m = P/d``. Spar-Reduce-Scatter sums within each team in
+    ``P`` ranks are ``d`` teams of ``m = P/d``. Spar-Reduce-Scatter sums within each team in
     ⌈log2 m⌉ rounds, for any ``m``; Spar-All-Gather sums the teams' blocks; Bruck's all-gather
-    spreads the blocks within each team. More teams take fewer rounds, and more bytes. Every block
-    is cut to ``k/m`` before it travels, so no message grows.
+    spreads the blocks within each team. More teams take fewer rounds and more bytes. Every block is
+    cut to ``k/m`` elements before it is sent, so no message grows.
 
-    teams: ``d``, which must divide the number of workers.
-    gather: how the teams' blocks are summed; by default recursive doubling where ``d`` is a power
-        of two, else Bruck's.
-    compressor: chooses from a dense block; exact top-k by default.
-    residuals: what is kept of what was cut.
+    Args:
+        teams: ``d``, which must divide the number of ranks.
+        gather: How the teams' blocks are summed; by default recursive doubling where ``d`` is a
+            power of two, else Bruck's.
+        compressor: Selects from a dense block; exact top-k by default.
+        residuals: Which truncation errors return to the memories.
+
+    Raises:
+        ValueError: For a number of teams below 1, or that ``gather`` cannot serve.
     """
 
+    accepts = DENSE_ONLY
     selects = True
 
     def __init__(
@@ -53,34 +56,48 @@ class SparDL(Exchange):
         self.residuals = residuals or GlobalResiduals()
         self.loses = self.residuals.loses
 
+    def state_for(self, spec: BucketSpec) -> Entries:
+        """What the parts keep of a bucket."""
+        return {'blocks': Values(), 'gather': Values()}
+
+    def writes(self, payload: Payload) -> Payload | None:
+        """Sparse messages of blocks."""
+        return Payload.SPARSE
+
     def check(self, engine: Engine, device: torch.device | str = 'cpu') -> None:
-        """See :meth:`Exchange.check`."""
+        """Raise ValueError where the teams do not divide the ranks."""
         if engine.size % self.teams:
             raise ValueError(
-                f'teams={self.teams} does not divide {engine.size} workers: choose a divisor'
+                f'teams={self.teams} does not divide {engine.size} ranks: choose a divisor'
             )
 
-    def sum(self, bucket: Bucket, sparse: Sparse, codec: Codec, engine: Engine) -> Exchanged:
-        """At most ``⌈k/m⌉`` elements of each of the ``m`` blocks of the sum of all."""
+    def reduce(self, selected: Sparse, context: Context) -> Exchanged:
+        """Return at most ``⌈k/m⌉`` elements of each of the ``m`` blocks of the sum."""
+        engine, bucket, numel = context.engine, context.bucket, selected.numel
         size = engine.size // self.teams
         number, place = divmod(engine.rank, size)
         team = Group(engine, range(number * size, (number + 1) * size))
         owners = Group(engine, range(place, engine.size, size))
-        k = keep(bucket.numel, bucket.ratio)
-        blocks = Blocks(bucket.hold(sparse.values), size, k, self.compressor, bucket.name)
-        own = reduce_scatter(blocks, bucket, codec, team)
+        flat, states = bucket.copy_to_total(selected.values), context.state['blocks']
+        blocks = Blocks(flat, size, context.k, self.compressor, states)
+        # Spar-Reduce-Scatter within the team (Algorithm 1).
+        own = reduce_scatter(blocks, context.within(team))
+        # Spar-All-Gather between the owners of the same block (section III-B).
         if self.teams > 1:
-            own = self.gather.sum(own, blocks, bucket, codec, owners)
-        wire = Wire(bucket, blocks.limit, codec)
+            own = self.gather.sum(own, blocks, context.within(owners))
+        # All-gather within the team.
+        wire = context.wire(blocks.limit)
         message, rounding = wire.write(own)
         blocks.add(rounding, holders=self.teams)
         gathered = team.all_gather(message)
         parts = [wire.read(part, rank) for rank, part in enumerate(gathered)]
-        return self.residuals.settle(sparse.values, blocks, join(parts, bucket.numel))
+        # Global residual collection (section III-C).
+        return self.residuals.exchanged(selected.values, blocks, join(parts, numel))
 
-    def bytes_sent(self, numel: int, k: int, codec: Codec, workers: int) -> float:
-        """A message a round of the reduce-scatter, the teams' gather, ``m-1`` shares of a block."""
-        size = workers // self.teams
+    def bytes_sent(self, spec: BucketSpec, k: int, codec: Codec, world_size: int) -> float:
+        """One message in each round of the reduce-scatter, the teams' gather, and ``m-1`` messages
+        of one block."""
+        numel, size = spec.numel, world_size // self.teams
         limit = max(-(-k // size), 1)
         scattered = sum(
             codec.capacity(numel, min(bag_of(gap, size) * limit, numel)) for gap in doublings(size)
@@ -88,34 +105,26 @@ class SparDL(Exchange):
         between = self.gather.bytes_sent(numel, limit, codec, self.teams)
         return scattered + between + (size - 1) * codec.capacity(numel, min(limit, numel))
 
-    def state_dict(self) -> dict[str, Any]:
-        """That of the parts that have one."""
-        return {'gather': self.gather.state_dict(), 'compressor': self.compressor.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what ``state_dict`` gave."""
-        self.gather.load_state_dict(state.get('gather', {}))
-        self.compressor.load_state_dict(state.get('compressor', {}))
+def reduce_scatter(blocks: Blocks, context: Context) -> Sparse:
+    """Spar-Reduce-Scatter (Algorithm 1): return what is kept of the team's sum of this rank's block.
 
-
-def reduce_scatter(blocks: Blocks, bucket: Bucket, codec: Codec, team: Engine) -> Sparse:
-    """Spar-Reduce-Scatter (Algorithm 1): what is left of the team's sum of this worker's block.
-
-    In each round a worker sends the worker ``gap`` ahead that one's block and those behind it, up
-    to the next larger gap, and receives its own block with as many others; the gap halves. So the
-    bags have … 4, 2, 1 blocks, and the first one whatever remains.
+    In the round of a gap, a rank sends a bag of blocks to the rank ``gap`` ahead: that rank's own
+    block and those behind it, up to the next larger gap; and receives its own block with as many
+    others. The gap halves, so bags have … 4, 2, 1 blocks, and the first one the remainder.
     """
+    team, numel = context.engine, context.bucket.numel
     rank, size = team.rank, team.size
     for gap in reversed(list(doublings(size))):
         ahead, behind = (rank + gap) % size, (rank - gap) % size
         bag = [blocks.take((ahead + number) % size) for number in range(bag_of(gap, size))]
-        wire = Wire(bucket, len(bag) * blocks.limit, codec)
-        message, rounding = wire.write(join(bag, bucket.numel))
+        wire = context.wire(len(bag) * blocks.limit)
+        message, rounding = wire.write(join(bag, numel))
         blocks.add(rounding)
         blocks.add(wire.read(team.send_recv(message, ahead, behind), behind))
     return blocks.take(rank)
 
 
 def bag_of(gap: int, size: int) -> int:
-    """How many blocks travel in the round of this gap."""
+    """Return how many blocks are sent in the round of this gap."""
     return min(2 * gap, size) - gap

@@ -1,4 +1,4 @@
-"""Messages of one bucket, as an exchange passes them on."""
+"""Messages of one bucket, as an exchange sends them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,14 @@ from dgc.sparse import Sparse, difference, nothing
 
 
 class Wire:
-    """Messages of at most ``k`` of a bucket's elements, padded to one length, so that none has to
-    be asked for first."""
+    """Writes and reads messages of at most ``k`` of a bucket's elements.
+
+    All have the length of the longest possible, so that no rank has to ask for a length first.
+
+    Attributes:
+        k: At most the number of the bucket's elements.
+        capacity: Bytes of a message.
+    """
 
     def __init__(self, bucket: Bucket, k: int, codec: Codec) -> None:
         self._bucket = bucket
@@ -23,38 +29,41 @@ class Wire:
         self.capacity = codec.capacity(bucket.numel, self.k)
 
     def write(self, sparse: Sparse) -> tuple[Tensor, Sparse]:
-        """uint8 ``[capacity]``, and what the codec rounded off."""
-        if not len(sparse.values):  # among many workers, most
-            return self._nothing.clone(), sparse
+        """Return the message, uint8 ``[capacity]``, and its quantization error."""
+        if not len(sparse.values):  # the usual case for some rounds among many ranks
+            return self._empty.clone(), sparse
         message = self.encode(sparse)
         return message, difference(sparse, self._codec.decode(message))
 
     def encode(self, sparse: Sparse) -> Tensor:
-        """uint8 ``[capacity]``, for those who will read their own message back anyway."""
-        encoded = self._codec.encode(sparse)
+        """Return the message, uint8 ``[capacity]``, for ranks that decode their own anyway."""
+        encoded = self._codec.encode(sparse, self._bucket.next_seed())
+        if len(encoded) == self.capacity:
+            return encoded
         message = self.blank()
         message[: len(encoded)] = encoded
         return message
 
     @cached_property
-    def _nothing(self) -> Tensor:
+    def _empty(self) -> Tensor:
         """The message without an element."""
         return self.encode(nothing(self._bucket.numel, self._bucket.device))
 
     def read(self, message: Tensor | None, rank: int) -> Sparse:
-        """The message that came from worker ``rank``.
+        """Decode the message that came from ``rank``.
 
-        Raises CodecError where it is damaged, or not of this bucket.
+        Raises:
+            CodecError: Where it is damaged, or not of this bucket.
         """
         assert message is not None
         sparse = self._codec.decode(message)
         if sparse.numel != self._bucket.numel:
             raise CodecError(
-                f'rank {rank} sent {sparse.numel} elements as its part of {self._bucket.name}, '
+                f'rank {rank} sent {sparse.numel} elements for {self._bucket.name}, '
                 f'which has {self._bucket.numel}'
             )
         return sparse
 
     def blank(self) -> Tensor:
-        """uint8 ``[capacity]``: the length of what is to come."""
+        """Return zeros, uint8 ``[capacity]``: a buffer of the length of a message."""
         return torch.zeros(self.capacity, dtype=torch.uint8, device=self._bucket.device)

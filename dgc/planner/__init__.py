@@ -1,8 +1,9 @@
-"""Which parameters travel together: by size, by measured times, or as a saved plan has it."""
+"""Which parameters share a bucket: by size, by measured times, or as in a saved plan."""
 
-from dgc.planner.base import Named, Planner
+from dgc.planner.base import Planner, PlanRequest
 from dgc.planner.by_size import BySize, PerTensor, Whole
-from dgc.planner.saved import Plan, PlanError, Replay
+from dgc.planner.plan import Plan, PlanError
+from dgc.planner.replay import Replay
 from dgc.planner.timed import Adaptive, Merged, MergedGreedily, Timed, extremes
 
 __all__ = [
@@ -10,10 +11,10 @@ __all__ = [
     'BySize',
     'Merged',
     'MergedGreedily',
-    'Named',
     'PerTensor',
     'Plan',
     'PlanError',
+    'PlanRequest',
     'Planner',
     'Replay',
     'Timed',

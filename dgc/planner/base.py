@@ -1,91 +1,84 @@
-"""What every planner is: a division of a model's parameters among buckets."""
+"""The interface of planners, and what they are given."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
-from torch.nn import Parameter
-
-from dgc.buckets import Bucket
+from dgc.bucket_spec import BucketSpec, ParameterSpec
+from dgc.planner.forecast import Forecast, Timing
+from dgc.planner.plan import Plan
 from dgc.rules import LayerRules
-from dgc.schedule import RatioSchedule
+from dgc.schedule import DensitySchedule
 
-if TYPE_CHECKING:  # a composition has a planner
-    from dgc.composition import Composition
-    from dgc.engines.base import Engine
-    from dgc.planner.forecast import Timing
-    from dgc.profile import Profile
 
-Named = tuple[str, Parameter, dict[str, Any]]  # a name, its parameter, the optimizer's group
+@dataclass(frozen=True)
+class PlanRequest:
+    """What a planner divides, and by what it may go.
+
+    Attributes:
+        parameters: Those that are trained, in the model's order.
+        rules, schedule: Say which are compressed, at which density.
+        world_size: The number of ranks.
+        saved: The plan of an earlier run, where the planner names one.
+        forecast: Measured times, where the planner needs them.
+    """
+
+    parameters: Sequence[ParameterSpec]
+    rules: LayerRules
+    schedule: DensitySchedule
+    world_size: int = 1
+    saved: Plan | None = None
+    forecast: Forecast | None = None
+
+    def schedule_of(self, parameter: ParameterSpec) -> DensitySchedule | None:
+        """Return the schedule of a parameter; None where it is never compressed."""
+        own = self.rules.schedule(parameter.name, self.schedule)
+        never = own.is_uncompressed or self.rules.is_dense(parameter.name, parameter.shape)
+        return None if never else own
 
 
 class Planner(ABC):
-    """Divides the parameters of a model among buckets."""
+    """Divides the parameters of a model among buckets.
 
-    @abstractmethod
-    def plan(
-        self,
-        parameters: Sequence[Named],
-        rules: LayerRules,
-        schedule: RatioSchedule,
-        buffers: Sequence[str],
-    ) -> list[Bucket]:
-        """The buckets of ``parameters``, in the order in which they are to be sent.
+    A pure function of its request: ranks that are given the same come to the same plan. What it
+    needs from outside is declared, and provided by ``dgc.wiring``.
 
-        rules, schedule: say which are sparse, at which ratio. buffers: of the memory.
-        The same on every rank.
-        """
+    Attributes:
+        saved_plan: plan.json of an earlier run that it needs; rank 0 reads it for all.
+    """
 
-    def informed(
-        self,
-        composition: Composition,
-        engine: Engine,
-        parameters: Sequence[Named],
-        profile: Callable[[], Profile] | None,
-    ) -> Planner:
-        """The planner that knows what it has to know of this run: itself, unless it measures.
-
-        A collective: called on all ranks before ``plan``. profile: measures a step of the model.
-        """
-        return self
+    saved_plan: str | None = None
 
     @property
-    def timing(self) -> Timing | None:
-        """What was measured; None where nothing was."""
+    def needs_timing(self) -> bool:
+        """Whether ``request.forecast`` is needed."""
+        return False
+
+    @abstractmethod
+    def plan(self, request: PlanRequest) -> list[BucketSpec]:
+        """Return the buckets, in the order in which they are to be sent: about that in which the
+        backward pass completes them.
+
+        Parameters of different type, device, momentum or schedule never share a bucket.
+        """
+
+    def saved_timing(self, request: PlanRequest) -> Timing | None:
+        """Return the times that ``request.saved`` provides; None where they must be measured."""
         return None
 
-    def foreseen(
-        self,
-        buckets: Sequence[Bucket],
-        parameters: Sequence[Named],
-        rules: LayerRules,
-        schedule: RatioSchedule,
-    ) -> dict[str, float]:
-        """Seconds of a step by planner, without any where nothing is measured.
+    def predicted(self, request: PlanRequest, buckets: Sequence[BucketSpec]) -> dict[str, float]:
+        """Return the predicted seconds of a step, by planner; empty without measured times.
 
-        buckets: what this one made of the rest, which comes first.
+        Args:
+            request: As for ``plan``.
+            buckets: What ``plan`` returned, whose prediction comes first.
         """
         return {}
 
 
-def own_schedule(
-    name: str, parameter: Parameter, rules: LayerRules, schedule: RatioSchedule
-) -> RatioSchedule | None:
-    """The schedule of a parameter; None where it is always dense."""
-    own = rules.schedule(name, schedule)
-    always_dense = own.ratio >= 1 and not own.warmup_epochs
-    return None if always_dense or rules.is_dense(name, parameter) else own
-
-
-def kind(named: Named, own: RatioSchedule | None) -> Hashable:
-    """What must be equal for parameters to share a bucket."""
-    _, parameter, group = named
-    momentum = (group.get('momentum', 0.0), group.get('nesterov', False))
-    return (parameter.dtype, parameter.device, *momentum, repr(own))
-
-
-def size(members: Sequence[Named]) -> int:
-    """Bytes of the gradients of ``members``."""
-    return sum(p.numel() * p.element_size() for _, p, _ in members)
+def sharing_key(parameter: ParameterSpec, schedule: DensitySchedule | None) -> Hashable:
+    """Return what must be equal for parameters to share a bucket."""
+    momentum = (parameter.momentum, parameter.nesterov)
+    return (parameter.dtype, parameter.device, *momentum, repr(schedule))

@@ -1,4 +1,4 @@
-"""Rank 0's numbers for all: as JSON, which keeps every bit of a float and runs no code."""
+"""Rank 0's numbers for all ranks: as JSON, which keeps every bit of a float and runs no code."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ import torch
 from dgc.engines.base import Engine
 
 
-def broadcast_json(engine: Engine, ours: Any, device: torch.device) -> Any:
-    """What rank 0 brings, after a journey through JSON; what the others bring is ignored."""
-    raw = torch.frombuffer(bytearray(json.dumps(ours).encode()), dtype=torch.uint8)
+def broadcast_json(engine: Engine, content: Any, device: torch.device) -> Any:
+    """Return rank 0's ``content`` after a round trip through JSON, on all ranks. A collective.
+
+    Args:
+        engine: Carries it.
+        content: What JSON can express; ignored on other ranks.
+        device: Of the tensors that the engine carries.
+    """
+    raw = torch.frombuffer(bytearray(json.dumps(content).encode()), dtype=torch.uint8)
     length = torch.tensor([len(raw)], device=device)
     engine.broadcast(length)
     text = torch.zeros(int(length), dtype=torch.uint8, device=device)

@@ -1,29 +1,31 @@
-"""What a planner by times knows of a run, and what it foresees of a division into buckets."""
+"""Predicted times of a division into buckets, from measured costs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from dgc.buckets import Bucket
+from dgc.bucket_spec import BucketSpec
 from dgc.codec import Codec
-from dgc.compressors.base import keep
+from dgc.compressors import Compressor, TopK
 from dgc.costmodel import Line
 from dgc.exchanges import Exchange
 from dgc.exchanges.base import ring_bytes
 from dgc.timeline import Passage, end
 
-FREE = Line(0.0, 0.0)  # of what costs nothing
+FREE = Line(0.0, 0.0)
 
 
 @dataclass(frozen=True)
 class Route:
-    """What the path of a bucket takes that is sparse, or of one that is dense.
+    """Measured costs of a compressed bucket, or of an uncompressed one.
 
-    compress: processor seconds by its elements. exchange: seconds in the engine by the bytes that
-    a worker sends. error: of both, relative, root of the mean square; the larger.
-    moving: of the exchange, what the processor is at work and not waiting.
+    Attributes:
+        compress: Processor seconds by elements.
+        exchange: Seconds in the engine by bytes that a rank sends.
+        error: Relative error of both lines (root mean square); the larger.
+        moving: The part of ``exchange`` in which the processor works, and does not wait.
     """
 
     compress: Line
@@ -34,11 +36,14 @@ class Route:
 
 @dataclass(frozen=True)
 class Costs:
-    """Of a composition among some workers.
+    """Measured costs of a composition.
 
-    sparse: None where its messages were never shorter than dense ones.
-    copy: seconds by elements, of parameters that share a dense bucket. That a sparse one copies
-        them too where no kernel reads pieces is left out.
+    Attributes:
+        workers: The number of ranks.
+        sparse: Of compressed buckets; None where no message was smaller than an uncompressed one.
+        dense: Of uncompressed buckets.
+        copy: Seconds by elements, for parameters that share an uncompressed bucket. Compressed
+            buckets copy them too where no kernel reads pieces; that is not included.
     """
 
     workers: int
@@ -49,19 +54,19 @@ class Costs:
 
 @dataclass(frozen=True)
 class Timing:
-    """What was measured of a run. arrivals, backward: as :class:`dgc.profile.Profile` has them."""
+    """What was measured of a run; ``arrivals`` and ``backward`` are those of ``dgc.profile.Profile``."""
 
     arrivals: Mapping[str, float]
     backward: float
     costs: Costs
 
     def to_json(self) -> dict[str, Any]:
-        """As numbers, lists and dictionaries."""
+        """Return it as numbers, lists and dictionaries."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Timing:
-        """What ``to_json`` gave. Raises KeyError, TypeError or ValueError for anything else."""
+        """Read what ``to_json`` returned; KeyError, TypeError or ValueError for anything else."""
         costs = found['costs']
         return cls(
             {str(name): float(seconds) for name, seconds in found['arrivals'].items()},
@@ -76,52 +81,44 @@ class Timing:
 
 
 def route(found: Mapping[str, Any]) -> Route:
-    """From its numbers."""
+    """Read one route of ``Costs``."""
     compress, exchange = Line(*found['compress']), Line(*found['exchange'])
-    moving = Line(*found.get('moving', FREE))  # which plans that were saved earlier do not have
+    moving = Line(*found.get('moving', FREE))  # absent in older plans
     return Route(compress, exchange, float(found['error']), moving)
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """A run's timing, with what decides how many bytes a bucket sends."""
+    """A run's timing, with the parts that decide how many bytes a bucket sends."""
 
     timing: Timing
     exchange: Exchange
     codec: Codec
+    compressor: Compressor = field(default_factory=TopK)
 
     def ready(self, name: str) -> float:
-        """When a parameter's gradient is there; one that takes no part is sent at the end."""
+        """Return when a parameter's gradient is complete, in seconds after the step's begin; an
+        unused parameter is sent at the end."""
         return self.timing.arrivals.get(name, self.timing.backward)
 
-    def passage(self, names: Sequence[str], numel: int, ratio: float | None) -> Passage:
-        """A bucket's way. ratio: after the warm-up; None or from 1 on where it is dense."""
-        costs = self.timing.costs
-        its, sent = costs.dense, ring_bytes(numel, costs.workers)
-        if ratio is not None and ratio < 1 and costs.sparse is not None:
-            k = keep(numel, ratio)
-            if self.exchange.pays(numel, k, self.codec, max(costs.workers, 2)):
-                its = costs.sparse
-                sent = self.exchange.bytes_sent(numel, k, self.codec, costs.workers)
-        copied = its is costs.dense and len(names) > 1
+    def passage(self, bucket: BucketSpec) -> Passage:
+        """Return the predicted times of a bucket, after its warm-up."""
+        costs, numel = self.timing.costs, bucket.numel
+        route, sent = costs.dense, ring_bytes(numel, costs.workers)
+        if bucket.density is not None and costs.sparse is not None:
+            k = self.compressor.budget(bucket, bucket.density)
+            arguments = bucket, k, self.codec
+            if self.exchange.is_smaller_than_dense(*arguments, max(costs.workers, 2)):
+                route = costs.sparse
+                sent = self.exchange.bytes_sent(*arguments, costs.workers)
+        copied = route is costs.dense and len(bucket.members) > 1
         return Passage(
-            max(map(self.ready, names)),
-            its.compress.at(numel) + copied * costs.copy.at(numel),
-            its.moving.at(sent),
-            its.exchange.at(sent),
+            max(map(self.ready, bucket.names)),
+            route.compress.at(numel) + copied * costs.copy.at(numel),
+            route.moving.at(sent),
+            route.exchange.at(sent),
         )
 
-    def passages(self, buckets: Sequence[Bucket]) -> list[Passage]:
-        """Of each bucket."""
-        return [
-            self.passage(
-                [member.name for member in bucket.members],
-                bucket.numel,
-                None if bucket.schedule is None else bucket.schedule.ratio,
-            )
-            for bucket in buckets
-        ]
-
-    def seconds(self, buckets: Sequence[Bucket]) -> float:
-        """Of a step, without the optimizer."""
-        return end(self.passages(buckets), self.timing.backward)
+    def seconds(self, buckets: Sequence[BucketSpec]) -> float:
+        """Return the predicted seconds of a step, without the optimizer."""
+        return end([self.passage(bucket) for bucket in buckets], self.timing.backward)

@@ -1,0 +1,71 @@
+"""What the table of algorithms says of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from dgc.composition import Composition
+
+
+class Law(Enum):
+    """Properties that hold for an algorithm, and are tested for it (tests/dgc/test_properties.py).
+
+    Every algorithm also agrees (parameters are bit-identical on all ranks after every step),
+    resumes (a checkpoint changes nothing) and skips (a skipped step leaves no trace).
+    """
+
+    CONSERVES = 'sent + residual = corrected on each rank; applied + residuals = gradients in all'
+    EQUALS_DENSE = 'uncompressed, it equals the optimizer on the mean gradient'
+    FLUSHES = 'residuals are empty after an uncompressed step'
+
+
+class Kind(Enum):
+    """Who trains how."""
+
+    SYNCHRONOUS = 'synchronous'
+    ASYNCHRONOUS = 'asynchronous'
+    LOCAL_STEPS = 'local steps'
+
+
+CONSERVING = frozenset({Law.CONSERVES, Law.EQUALS_DENSE, Law.FLUSHES})
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A row of the table.
+
+    Attributes:
+        name: By which benchmarks and tools call it.
+        summary: One line.
+        paper: Authors, venue and arXiv number, for people.
+        make: Returns a fresh composition (for a parameter server, an asynchronous one); its keyword
+            arguments are the algorithm's settings.
+        configs: The files that choose it, in order, after those of a model.
+        laws: Properties that hold for it.
+        kind: Who trains how.
+        has_density: It takes ``compress_ratio``, the density of its messages.
+    """
+
+    name: str
+    summary: str
+    paper: str
+    make: Callable[..., Any]
+    configs: tuple[str, ...]
+    laws: frozenset[Law] = CONSERVING
+    kind: Kind = Kind.SYNCHRONOUS
+    has_density: bool = True
+
+    def composition(self, density: float | None = None, **settings: Any) -> Composition:
+        """Return a fresh composition.
+
+        Args:
+            density: ``compress_ratio``, where the algorithm has one; None for its default.
+            settings: Others of its settings.
+        """
+        if density is not None and self.has_density:
+            settings['compress_ratio'] = density
+        made: Composition = self.make(**settings)
+        return made

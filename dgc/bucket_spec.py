@@ -1,0 +1,176 @@
+"""Which parameters a bucket holds and how it is compressed: a value, without any storage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+
+from dgc.schedule import DensitySchedule
+
+CPU = torch.device('cpu')
+
+
+class ParameterSpec(NamedTuple):
+    """A parameter as planners see it.
+
+    Attributes:
+        name: As in ``named_parameters()``.
+        shape: Of the parameter, and of its gradient.
+        dtype, device: Of both.
+        momentum, nesterov: Settings of the optimizer's group. A memory that holds the momentum
+            updates a whole bucket at once, so these must be equal inside a bucket.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    device: torch.device = CPU
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    @property
+    def numel(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the gradient."""
+        return self.numel * self.dtype.itemsize
+
+
+class MemberSpec(NamedTuple):
+    """A parameter of a bucket. offset: index of its first element in the bucket's flat tensors."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def numel(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class BucketSpec:
+    """Parameters that are compressed and sent together, as flat tensors of ``n`` elements.
+
+    A value: ranks compare specs before training, plans save them, and ``Bucket`` allocates storage
+    from one.
+
+    Attributes:
+        members: In the order in which they lie in the flat tensors.
+        dtype, device: Of all members.
+        schedule: The density over time; ``None`` where the bucket is never compressed.
+        requested: The final density that the run's own schedule and layer rules ask for. A planner
+            that chooses densities by layer (LAGS-SGD) may deviate from it in ``schedule``.
+    """
+
+    members: tuple[MemberSpec, ...]
+    dtype: torch.dtype = torch.float32
+    device: torch.device = CPU
+    schedule: DensitySchedule | None = None
+    requested: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        parameters: Iterable[ParameterSpec],
+        schedule: DensitySchedule | None,
+        requested: DensitySchedule | None = None,
+    ) -> BucketSpec:
+        """Lay ``parameters`` out one after another.
+
+        Args:
+            parameters: At least one; all of one dtype and device.
+            schedule: The density over time, or None.
+            requested: The schedule that the run asks for, where it differs from ``schedule``.
+        """
+        listed = list(parameters)
+        members, offset = [], 0
+        for parameter in listed:
+            members.append(MemberSpec(parameter.name, tuple(parameter.shape), offset))
+            offset += parameter.numel
+        asked = requested or schedule
+        density = None if asked is None else asked.density
+        return cls(tuple(members), listed[0].dtype, listed[0].device, schedule, density)
+
+    @classmethod
+    def of_shape(cls, *shape: int, schedule: DensitySchedule | None = None) -> BucketSpec:
+        """A bucket of one float32 parameter of this shape on the CPU."""
+        return cls.of([ParameterSpec('weight', shape)], schedule)
+
+    def between(self, first: int, stop: int) -> BucketSpec:
+        """The bucket of the members from number ``first`` to before number ``stop``."""
+        begin = self.members[first].offset
+        members = (each._replace(offset=each.offset - begin) for each in self.members[first:stop])
+        return replace(self, members=tuple(members))
+
+    @property
+    def numel(self) -> int:
+        """``n``, the number of elements."""
+        return self.members[-1].offset + self.members[-1].numel
+
+    @property
+    def name(self) -> str:
+        """The first parameter's name and the number of the others, for people."""
+        more = len(self.members) - 1
+        return self.members[0].name + (f' and {more} more' if more else '')
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The members' names, in order."""
+        return tuple(member.name for member in self.members)
+
+    @property
+    def density(self) -> float | None:
+        """The density after the warm-up; None for uncompressed."""
+        return None if self.schedule is None else self.schedule.density
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the gradients."""
+        return self.numel * self.dtype.itemsize
+
+    def to_json(self) -> dict[str, Any]:
+        """Return names, shapes, type and densities as plain numbers, lists and strings.
+
+        The device and the warm-up are those of the run that replays a plan, so they are left out.
+        """
+        return {
+            'parameters': {member.name: list(member.shape) for member in self.members},
+            'dtype': str(self.dtype).removeprefix('torch.'),
+            'is_compressed': self.schedule is not None,
+            'density': self.density,
+            'requested': self.requested,
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> BucketSpec:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: For anything else.
+        """
+        shapes: Mapping[str, Sequence[int]] = content['parameters']
+        if not shapes:
+            raise ValueError('a bucket has no parameters')
+        dtype = getattr(torch, str(content['dtype']))
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f'{content["dtype"]!r} is no type of a parameter')
+        parameters = [
+            ParameterSpec(str(name), tuple(int(length) for length in shape), dtype)
+            for name, shape in shapes.items()
+        ]
+        density, requested = (
+            None if content[key] is None else float(content[key])
+            for key in ('density', 'requested')
+        )
+        schedule = DensitySchedule(density) if content['is_compressed'] else None
+        spec = cls.of(parameters, schedule)
+        return cls(spec.members, dtype, CPU, schedule, requested)

@@ -1,0 +1,48 @@
+"""The largest elements of each block (DeMo, arXiv 2411.19870; SparseLoCo, arXiv 2508.15706)."""
+
+from __future__ import annotations
+
+import torch
+
+from dgc.bucket_spec import BucketSpec
+from dgc.compressors.base import Compressor
+from dgc.corrected import Corrected
+from dgc.sparse import Sparse, gather
+from dgc.transforms.blocks import BlockLayout, Run
+
+
+class BlockTopK(Compressor):
+    """The ``k`` elements of largest magnitude of each block, in whatever layout blocks have.
+
+    Args:
+        k: Elements of a block; a shorter block sends all of its elements. The density of the
+            schedule has no effect.
+        layout: Divides a bucket's flat tensor into blocks.
+
+    Raises:
+        ValueError: For a ``k`` below 1.
+    """
+
+    def __init__(self, k: int, layout: BlockLayout) -> None:
+        if k < 1:
+            raise ValueError(f'k must be at least 1 element of a block, got {k}')
+        self.k = k
+        self.layout = layout
+
+    def budget(self, spec: BucketSpec, density: float) -> int:
+        """Return the sum of ``min(k, block size)`` over the blocks."""
+        return sum(run.count * min(self.k, run.size) for run in self.layout.runs(spec))
+
+    def select(self, corrected: Corrected, density: float) -> Sparse:
+        """Return exactly ``budget`` elements."""
+        values = corrected.materialize()
+        runs = [Run(0, 1, len(values))]
+        if corrected.spec is not None:
+            runs = self.layout.runs(corrected.spec)
+        chosen = []
+        for run in runs:
+            blocks = values[run.offset : run.offset + run.numel].view(run.count, run.size)
+            places = torch.topk(blocks.abs(), min(self.k, run.size), dim=1, sorted=False).indices
+            starts = torch.arange(run.count, device=values.device) * run.size + run.offset
+            chosen.append((places + starts[:, None]).view(-1))
+        return gather(values, torch.cat(chosen).sort().values)

@@ -1,0 +1,85 @@
+"""The compressed all-reduce of 1-bit Adam (Tang et al., arXiv 2102.02888, section 4.2)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dgc.bucket_spec import BucketSpec
+from dgc.codec import Codec
+from dgc.exchanges.base import DENSE_ONLY, Context, Exchange, Exchanged, Scale, starts_with_nan
+from dgc.sparse import Payload, Sparse
+from dgc.state import Entries, OwnedSlice, owned_range
+
+
+class CompressedAllReduce(Exchange):
+    """Each rank averages one slice of dense messages, and codes the average again.
+
+        scatter   every rank sends every owner its coded slice; its error is that rank's to keep
+        average   the owner adds its own error of the last step, and codes the sum
+        gather    the coded averages go to all ranks; the error stays with the owner
+
+    ``2(P-1)/P`` of a message per rank, where an all-gather sends ``P-1``.
+    """
+
+    accepts = DENSE_ONLY
+    scale = Scale.NONE
+
+    def state_for(self, spec: BucketSpec) -> Entries:
+        """The owner's error, in units of the average."""
+        return {'owner_error': OwnedSlice()}
+
+    def writes(self, payload: Payload) -> Payload | None:
+        """Dense messages of slices."""
+        return Payload.DENSE
+
+    def reduce(self, selected: Sparse, context: Context) -> Exchanged:
+        """Return the mean over the ranks, dense; the error is that of this rank's own slices."""
+        engine, rank, size = context.engine, context.engine.rank, context.engine.size
+        slices = [selected.values[slice(*owned_range(selected.numel, r, size))] for r in range(size)]
+        capacity = max(context.codec.capacity(len(each), len(each)) for each in slices)
+
+        # Scatter: to each owner its slice, in a rotated order so that no owner is overrun.
+        messages = [self._encode(each, capacity, context) for each in slices]
+        delivered = torch.cat([self._decode(message, context) for message in messages])
+        error = Sparse(selected.values - delivered, None, selected.numel)
+        received = {rank: messages[rank]}
+        for shift in range(1, size):
+            ahead, behind = (rank + shift) % size, (rank - shift) % size
+            message = engine.send_recv(messages[ahead], ahead, behind)
+            assert message is not None
+            received[behind] = message
+
+        # Average in order of rank, with the owner's error feedback.
+        total = torch.zeros_like(slices[rank])
+        for source in range(size):
+            total += self._decode(received[source], context)
+        owner_error: Tensor = context.state['owner_error']
+        average = total.div_(size).add_(owner_error)
+        message = self._encode(average, capacity, context)
+        new_error = average - self._decode(message, context)
+
+        # Gather.
+        parts = [self._decode(each, context) for each in engine.all_gather(message)]
+        result = Sparse(torch.cat(parts), None, selected.numel)
+        non_finite = starts_with_nan([result])
+        if not non_finite:
+            owner_error.copy_(new_error)
+        return Exchanged([result], error, scale=self.scale, non_finite=non_finite)
+
+    def bytes_sent(self, spec: BucketSpec, k: int, codec: Codec, world_size: int) -> float:
+        """``2(P-1)`` messages of ``⌈n/P⌉`` elements."""
+        longest = -(-spec.numel // world_size)
+        return 2 * (world_size - 1) * codec.capacity(longest, longest)
+
+    def _encode(self, values: Tensor, capacity: int, context: Context) -> Tensor:
+        """Return a message padded to the length of the longest slice's."""
+        dense = Sparse(values.contiguous(), None, len(values))
+        message = context.codec.encode(dense, context.bucket.next_seed())
+        padded = message.new_zeros(capacity)
+        padded[: len(message)] = message
+        return padded
+
+    def _decode(self, message: Tensor, context: Context) -> Tensor:
+        """Return the values of a message."""
+        return context.codec.decode(message).values

@@ -1,0 +1,216 @@
+"""Local steps: the ranks train by themselves, and average their movement every H steps.
+
+    Local SGD   an outer SGD of rate 1           (Stich, arXiv 1805.09767; arXiv 1808.07217)
+    DiLoCo      an outer SGD, Nesterov momentum  (Douillard et al., arXiv 2311.08105, Algorithm 1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from dgc.buckets import Bucket
+from dgc.composition import Composition, describe
+from dgc.engines import Engine, create
+from dgc.handshake import broadcast_tensors
+from dgc.reducer import Progress, Reducer
+from dgc.sources import Movement
+from dgc.wiring import check, groups_of, regroup, wire
+
+
+class LocalSteps(Optimizer):
+    """``every`` steps of an inner optimizer on each rank, then one outer step on the mean movement.
+
+        inner = torch.optim.AdamW(model.parameters(), lr=4e-4)
+        outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+        optimizer = dgc.LocalSteps(inner, outer, model.named_parameters(), every=30)
+        loss.backward()
+        optimizer.step()
+
+    From the parameters θ_s on which all ranks agree (DiLoCo, Algorithm 1):
+
+        θ ← H inner steps from θ_s,  Δ = θ_s - θ
+        Δ goes through the composition: error feedback, compression, exchange
+        θ_s ← outer step from θ_s with the mean Δ in the place of a gradient,  θ ← θ_s
+
+    It shares ``param_groups`` and ``state`` with ``inner``, so learning rate schedulers work on it.
+    The inner optimizer's state stays local. Between outer steps the ranks' parameters differ;
+    ``agreed_parameters()`` puts θ_s into the model, for evaluation. A copy of the parameters is
+    kept for θ_s.
+
+    Args:
+        inner: Takes local steps, at the learning rate of one rank.
+        outer: Over the same parameters.
+        named_parameters: Of the whole model; all that ``outer`` updates must be among them.
+        composition: What Δ goes through; by default it is sent uncompressed. Its schedule counts
+            outer steps; an epoch has ``steps_per_epoch / every`` of them.
+        engine: By default the one that fits the launcher.
+        every: H, inner steps between two outer steps.
+        steps_per_epoch: Inner steps in an epoch, for a warm-up by epochs.
+        configuration: Any text that must be the same on all ranks.
+
+    Raises:
+        ValueError: For settings that do not fit together.
+        HandshakeError: Where ranks differ.
+    """
+
+    def __init__(
+        self,
+        inner: Optimizer,
+        outer: Optimizer,
+        named_parameters: Iterable[tuple[str, Parameter]],
+        composition: Composition | None = None,
+        engine: Engine | None = None,
+        every: int = 30,
+        steps_per_epoch: int | None = None,
+        configuration: str = '',
+    ) -> None:
+        if every < 1:
+            raise ValueError(f'every must be at least 1 inner step, got {every}')
+        composition = composition or Composition()
+        named = list(named_parameters)
+        check(outer, named, composition, steps_per_epoch)
+        if groups_of(inner).keys() != groups_of(outer).keys():
+            raise ValueError('inner and outer must update the same parameters')
+        super().__init__(inner.param_groups, inner.defaults)
+        self.inner, self.outer, self.every = inner, outer, every
+        self._share()
+        self.engine = engine or create(device=named[0][1].device)
+        agreed = {
+            'local steps between outer steps': str(every),
+            'the outer optimizer': f'{type(outer).__name__} {describe(settings(outer))}',
+        }
+        epoch = None if steps_per_epoch is None else max(steps_per_epoch // every, 1)
+        self.reducer, self.plan = wire(
+            outer, named, composition, self.engine, epoch, configuration, agreed=agreed
+        )
+        broadcast_tensors(self.engine, [parameter for _, parameter in named])
+        self.steps = 0
+        self._rounds_per_epoch = epoch or 1
+        self.source = Movement(self.reducer)
+        self._handles = [
+            inner.register_load_state_dict_post_hook(lambda _: self._share()),
+            outer.register_load_state_dict_post_hook(
+                lambda _: regroup(self.reducer.buckets, self.outer)
+            ),
+        ]
+
+    def _share(self) -> None:
+        self.param_groups = self.inner.param_groups
+        self.state = self.inner.state
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one inner step and, after every H of them, the outer step.
+
+        Returns:
+            The closure's loss.
+
+        Raises:
+            NonFiniteGradientError: On all ranks, where a rank's movement is not finite; the model
+                then holds θ_s.
+        """
+        loss = self.inner.step(closure)
+        self.steps += 1
+        if self.steps % self.every == 0:
+            self.synchronize()
+        else:
+            self.reducer.count_local_step()
+        return loss
+
+    def synchronize(self) -> bool:
+        """Average the movement since the last outer step, and take the outer step. A collective.
+
+        Returns:
+            False where all ranks skip it, since a movement was not finite; they then go on from
+            θ_s.
+        """
+        rounds = -(-self.steps // self.every) - 1
+        self.reducer.set_densities(max(rounds, 0), self._rounds_per_epoch)
+        self.source.finish()
+        try:
+            usable = self.reducer.synchronize()
+            if usable:
+                self.outer.step()
+        finally:
+            for bucket in self.reducer.buckets:
+                bucket.zero()
+        self.source.begin()
+        return usable
+
+    @contextmanager
+    def agreed_parameters(self) -> Iterator[None]:
+        """Put θ_s, the parameters on which all ranks agree, into the model; restore θ afterwards."""
+        members = self.source.members
+        with torch.no_grad():
+            local = [member.parameter.detach().clone() for member in members]
+            for member in members:
+                member.parameter.copy_(self.source.agreed[member.name])
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for member, values in zip(members, local, strict=True):
+                    member.parameter.copy_(values)
+
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        """The parameters that are sent together."""
+        return self.reducer.buckets
+
+    @property
+    def composition(self) -> Composition:
+        """What the movement goes through."""
+        return self.reducer.composition
+
+    @property
+    def progress(self) -> Progress:
+        """What this rank has done so far; ``steps`` are inner steps."""
+        return self.reducer.progress
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return both optimizers' states, θ_s, and everything that the composition keeps.
+
+        θ itself is in the model's state. Also between two outer steps.
+        """
+        return {
+            'optimizer': self.inner.state_dict(),
+            'outer': self.outer.state_dict(),
+            'agreed': {name: values.clone() for name, values in self.source.agreed.items()},
+            **self.reducer.state_dict(),
+            'steps': self.steps,
+            'rank': self.engine.rank,
+            'size': self.engine.size,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from ``state_dict()``, after the model's state was loaded.
+
+        Where another rank or another number of ranks saved it, the model goes on from θ_s: the
+        local steps since then belong to that rank.
+        """
+        self.reducer.load_state_dict(state_dict)
+        self.inner.load_state_dict(state_dict['optimizer'])
+        self.outer.load_state_dict(state_dict['outer'])
+        for name, values in state_dict['agreed'].items():
+            self.source.agreed[name].copy_(values)
+        self.steps = int(state_dict['steps'])
+        mine = (self.engine.rank, self.engine.size)
+        if (state_dict['rank'], state_dict['size']) != mine:
+            self.steps -= self.steps % self.every
+            with torch.no_grad():
+                for member in self.source.members:
+                    member.parameter.copy_(self.source.agreed[member.name])
+
+
+def settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return the settings of an optimizer's groups, without parameters and tensors."""
+    return [
+        {key: value for key, value in group.items() if not isinstance(value, Tensor | list)}
+        for group in optimizer.param_groups
+    ]

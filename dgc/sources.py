@@ -1,0 +1,192 @@
+"""What the ranks average: gradients as autograd completes them, or the movement of local steps.
+
+A source writes a rank's contribution into the ``.grad`` of the parameters of each bucket and
+submits the bucket; the reducer writes the result to the same place. The optimizer that owns the
+source applies it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from dgc.buckets import Member
+from dgc.reducer import Reducer
+from dgc.wiring import groups_of
+
+
+class Source(ABC):
+    """Provides a rank's contribution to each step of a reducer."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Prepare for the next step."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Provide whatever was not provided yet; ``reducer.synchronize()`` follows.
+
+        Raises:
+            RuntimeError: Where the parameters that are trained have changed.
+        """
+
+    def check_result(self) -> None:
+        """Raise RuntimeError where the training loop wrote to a contribution while it was sent."""
+
+    def detach(self) -> None:
+        """Release the parameters, so that another source may use them."""
+
+
+class GradientHooks(Source):
+    """Gradients, each submitted as soon as a bucket is complete, during the backward pass.
+
+    Args:
+        reducer: Whose buckets are filled.
+        optimizer: Whose parameters must stay those of the buckets.
+        names: Parameter → name, of the whole model.
+        batches_per_step: Backward passes whose gradients are accumulated before they are sent.
+    """
+
+    def __init__(
+        self,
+        reducer: Reducer,
+        optimizer: Optimizer,
+        names: Mapping[Parameter, str],
+        batches_per_step: int = 1,
+    ) -> None:
+        self._reducer = reducer
+        self._optimizer = optimizer
+        self._names = names
+        self._batches_per_step = batches_per_step
+        self._passes: dict[Parameter, int] = {}
+        self._missing: list[int] = []
+        self._is_open = False  # between begin() and finish()
+        self._handles: list[RemovableHandle] = []
+        for index, bucket in enumerate(reducer.buckets):
+            for member in bucket.members:
+                hook = partial(self._accumulated, index, member)
+                handle = member.parameter.register_post_accumulate_grad_hook(hook)
+                self._handles.append(handle)
+
+    def begin(self) -> None:
+        """Expect ``batches_per_step`` gradients of every parameter."""
+        buckets = self._reducer.buckets
+        self._passes = {member.parameter: 0 for bucket in buckets for member in bucket.members}
+        self._missing = [len(bucket.members) for bucket in buckets]
+        self._is_open = True
+
+    def detach(self) -> None:
+        """Remove the hooks."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a gradient of this step has arrived."""
+        return self._is_open and any(self._passes.values())
+
+    def _accumulated(self, index: int, member: Member, parameter: Tensor) -> None:
+        """Take one gradient of one backward pass. Called by autograd, on its thread."""
+        if not self._is_open:
+            raise RuntimeError(
+                f'gradient of {member.name} between synchronize() and step(): call step() first'
+            )
+        self._reducer.buckets[index].collect(member)
+        self._passes[member.parameter] += 1
+        if self._passes[member.parameter] > self._batches_per_step:
+            raise RuntimeError(
+                f'{member.name} got {self._passes[member.parameter]} gradients in one step, '
+                f'batches_per_step is {self._batches_per_step}'
+            )
+        if self._passes[member.parameter] == self._batches_per_step:
+            self._missing[index] -= 1
+            if not self._missing[index]:
+                self._reducer.ready(index)
+
+    def finish(self) -> None:
+        """Take zeros for parameters that had no gradient."""
+        self._check_trained()
+        for bucket in self._reducer.buckets:
+            for member in bucket.members:
+                if not self._passes[member.parameter]:
+                    bucket.collect(member)
+        self._is_open = False
+
+    def _check_trained(self) -> None:
+        """The parameters that are trained must be those that were wrapped."""
+        new = [
+            self._names.get(p, f'a parameter {tuple(p.shape)} that was added')
+            for p in groups_of(self._optimizer)
+            if p.grad is not None and p.numel() and p not in self._passes
+        ]
+        if new:
+            raise RuntimeError(
+                f'{", ".join(new)} was not trained when the optimizer was wrapped, so its gradient '
+                "is this rank's alone: detach() and wrap it again after unfreezing or adding"
+            )
+        frozen = [self._names[p] for p in self._passes if not p.requires_grad]
+        if frozen:
+            raise RuntimeError(
+                f'{", ".join(frozen)} was trained when the optimizer was wrapped, and its residual '
+                'would still move it: detach() and wrap it again after freezing'
+            )
+
+    def check_result(self) -> None:
+        """Called when no other thread writes gradients any more."""
+        touched = [name for bucket in self._reducer.buckets for name in bucket.touched()]
+        if touched:
+            raise RuntimeError(
+                f'the gradient of {", ".join(touched)} was changed between backward() and step(), '
+                'while it was being sent: call synchronize() first, or clip with '
+                'gradient_clipping'
+            )
+
+
+class Movement(Source):
+    """The movement ``Δ = θ_s - θ`` of the parameters since the ranks last agreed on θ_s.
+
+    ``finish`` restores θ_s, so that whatever comes of the exchange, the ranks hold the same
+    parameters afterwards.
+
+    Args:
+        reducer: Whose buckets are filled.
+
+    Attributes:
+        agreed: Name → θ_s, a copy.
+    """
+
+    def __init__(self, reducer: Reducer) -> None:
+        self._reducer = reducer
+        self.agreed: dict[str, Tensor] = {}
+        self.begin()
+
+    @property
+    def members(self) -> list[Member]:
+        """All parameters that move."""
+        return [member for bucket in self._reducer.buckets for member in bucket.members]
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Agree on the parameters as they are now."""
+        for member in self.members:
+            if member.name in self.agreed:
+                self.agreed[member.name].copy_(member.parameter)
+            else:
+                self.agreed[member.name] = member.parameter.detach().clone()
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Hand down the movement in the place of gradients, and restore θ_s."""
+        for bucket in self._reducer.buckets:
+            for member in bucket.members:
+                agreed = self.agreed[member.name]
+                member.parameter.grad = agreed - member.parameter
+                bucket.collect(member)
+                member.parameter.copy_(agreed)

@@ -1,0 +1,232 @@
+"""From an optimizer, parameters and a composition to a reducer that runs.
+
+What DistributedOptimizer, DDP hooks and LocalSteps share: the checks, the handshake of the ranks,
+the measurements that a planner needs, the plan, and the storage of its buckets.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from dgc.bucket_spec import BucketSpec, ParameterSpec
+from dgc.buckets import Bucket
+from dgc.calibration import calibrate_path
+from dgc.composition import Composition
+from dgc.engines.base import Engine
+from dgc.handshake import describe_parameters, shake_hands
+from dgc.optim.sgd import DGCSGD
+from dgc.planner import Plan, PlanRequest
+from dgc.planner.broadcast import broadcast_json
+from dgc.planner.forecast import Forecast, Timing
+from dgc.planner.plan import read_on_rank_0
+from dgc.profile import Profile
+from dgc.reducer import Reducer
+
+Named = tuple[str, Parameter, dict[str, Any]]  # a name, its parameter, the optimizer's group
+
+
+class Wired(NamedTuple):
+    """A reducer that is ready to run, and the plan of its buckets."""
+
+    reducer: Reducer
+    plan: Plan
+
+
+def check(
+    optimizer: Optimizer,
+    named: Sequence[tuple[str, Parameter]],
+    composition: Composition,
+    steps_per_epoch: int | None,
+) -> None:
+    """Raise ValueError for settings that do not fit together."""
+    check_names(optimizer, named)
+    check_momentum(optimizer, composition)
+    schedule = composition.schedule
+    if schedule.warmup_epochs and not (steps_per_epoch or schedule.stage_steps):
+        raise ValueError('a warm-up in epochs needs steps_per_epoch')
+
+
+def wire(
+    optimizer: Optimizer,
+    named: Sequence[tuple[str, Parameter]],
+    composition: Composition,
+    engine: Engine,
+    steps_per_epoch: int | None = None,
+    configuration: str = '',
+    profile: Callable[[], Profile] | None = None,
+    agreed: Mapping[str, str] | None = None,
+) -> Wired:
+    """Shake hands, plan the buckets and allocate their storage. A collective.
+
+    Args:
+        optimizer: Says which parameters are trained, in which groups.
+        named: The model's parameters, in the same order on all ranks.
+        composition: The parts that process gradients.
+        engine: Carries messages.
+        steps_per_epoch: What the composition's schedule counts as an epoch.
+        configuration: Any text that must be the same on all ranks.
+        profile: Measures a step of the model, for planners that need times; see ``dgc.profile``.
+        agreed: More that ranks must have alike, by aspect.
+
+    Raises:
+        ValueError: Where nothing is trained, or the composition cannot serve these ranks.
+        HandshakeError: Where ranks differ.
+    """
+    device = named[0][1].device
+    aspects = describe_parameters(named, configuration) | composition.fingerprint(steps_per_epoch)
+    shake_hands(engine, aspects | dict(agreed or {}), device)
+    parameters = trained(optimizer, named)
+    if not parameters:
+        raise ValueError('no parameter needs a gradient: there is nothing to train')
+    # Before planning, since bytes may depend on how many ranks a machine has.
+    composition.exchange.check(engine, device)
+    plan = make_plan(parameters, composition, engine, profile)
+    shake_hands(engine, {'the division into buckets': repr(plan.buckets)}, device)
+    buckets = allocate(plan.buckets, parameters, composition, engine)
+    return Wired(Reducer(buckets, composition, engine), plan)
+
+
+def make_plan(
+    parameters: Sequence[Named],
+    composition: Composition,
+    engine: Engine,
+    profile: Callable[[], Profile] | None,
+) -> Plan:
+    """Give the planner what it needs, and return its plan. A collective where it needs anything.
+
+    Raises:
+        ValueError: Where the planner needs a profile and there is none.
+        PlanError: Where a saved plan cannot be used.
+    """
+    planner, device = composition.planner, parameters[0][1].device
+    specs = [spec_of(named) for named in parameters]
+    request = PlanRequest(specs, composition.rules, composition.schedule, engine.size)
+    if planner.saved_plan is not None:
+        request = replace(request, saved=read_on_rank_0(planner.saved_plan, engine, device))
+    timing = None
+    if planner.needs_timing:
+        timing = planner.saved_timing(request)
+        if timing is None and profile is not None:
+            timing = measure(composition, engine, specs, profile)
+        if timing is not None:
+            parts = composition.exchange, composition.codec, composition.compressor
+            request = replace(request, forecast=Forecast(timing, *parts))
+    buckets = planner.plan(request)
+    return Plan(buckets, planner.predicted(request, buckets), timing)
+
+
+def measure(
+    composition: Composition,
+    engine: Engine,
+    parameters: Sequence[ParameterSpec],
+    profile: Callable[[], Profile],
+) -> Timing:
+    """Measure a step of the model and the composition's costs; rank 0's numbers. A collective."""
+    device = parameters[0].device
+    found = profile()
+    numel = sum(parameter.numel for parameter in parameters)
+    costs = calibrate_path(composition, engine, numel, device)
+    timing = Timing(found.arrivals, found.backward, costs).to_json()
+    return Timing.from_json(broadcast_json(engine, timing, device))
+
+
+def allocate(
+    specs: Sequence[BucketSpec],
+    parameters: Iterable[Named],
+    composition: Composition,
+    engine: Engine,
+) -> list[Bucket]:
+    """Allocate the storage of planned buckets."""
+    live = {name: (parameter, group) for name, parameter, group in parameters}
+    return [
+        Bucket(
+            spec,
+            [live[name] for name in spec.names],
+            composition.state_for(spec),
+            engine.rank,
+            engine.size,
+        )
+        for spec in specs
+    ]
+
+
+def spec_of(named: Named) -> ParameterSpec:
+    """Return a parameter as planners see it."""
+    name, parameter, group = named
+    return ParameterSpec(
+        name,
+        tuple(parameter.shape),
+        parameter.dtype,
+        parameter.device,
+        group.get('momentum', 0.0),
+        group.get('nesterov', False),
+    )
+
+
+def groups_of(optimizer: Optimizer) -> dict[Parameter, dict[str, Any]]:
+    """Return the parameters that ``optimizer`` updates, each with its group."""
+    return {p: group for group in optimizer.param_groups for p in group['params']}
+
+
+def regroup(buckets: Sequence[Bucket], optimizer: Optimizer) -> None:
+    """Set every member's group to the one that ``optimizer`` has its parameter in now."""
+    groups = groups_of(optimizer)
+    for bucket in buckets:
+        bucket.members = [m._replace(group=groups[m.parameter]) for m in bucket.members]
+
+
+def trained(optimizer: Optimizer, named: Iterable[tuple[str, Parameter]]) -> list[Named]:
+    """Return those of ``named`` that ``optimizer`` trains, each with its group."""
+    groups = groups_of(optimizer)
+    return [(name, p, groups[p]) for name, p in named if p.requires_grad and p in groups]
+
+
+def check_names(optimizer: Optimizer, named: Sequence[tuple[str, Parameter]]) -> None:
+    """Raise ValueError where a name is missing or used twice: state is kept by name."""
+    counts = Counter(name for name, _ in named)
+    twice = sorted(name for name, count in counts.items() if count > 1)
+    if twice:
+        raise ValueError(f'named_parameters has two of {", ".join(twice)}')
+    known = {parameter: name for name, parameter in reversed(named)}
+    aliases = [f'{known[p]} and {name}' for name, p in named if known[p] != name]
+    if aliases:
+        raise ValueError(f'named_parameters has one parameter as {", ".join(aliases)}')
+    missing = [
+        f'parameter {index} {tuple(parameter.shape)} of group {number}'
+        for number, group in enumerate(optimizer.param_groups)
+        for index, parameter in enumerate(group['params'])
+        if parameter not in known
+    ]
+    if missing:
+        raise ValueError(f'named_parameters lacks what the optimizer updates: {", ".join(missing)}')
+
+
+def check_momentum(optimizer: Optimizer, composition: Composition) -> None:
+    """Raise ValueError where momentum would be applied twice, or not at all."""
+    has_momentum = any(group.get('momentum', 0) for group in optimizer.param_groups)
+    memory, exchange = type(composition.memory).__name__, type(composition.exchange).__name__
+    for group in optimizer.param_groups:
+        composition.memory.check(group.get('momentum', 0.0), group.get('nesterov', False))
+    if composition.memory.holds_momentum and not isinstance(optimizer, DGCSGD) and has_momentum:
+        raise ValueError(
+            f'{memory} holds the momentum and {type(optimizer).__name__} would apply it again: '
+            'use dgc.DGCSGD, or momentum=0'
+        )
+    if isinstance(optimizer, DGCSGD) and has_momentum and not composition.memory.holds_momentum:
+        raise ValueError(
+            f'DGCSGD leaves momentum to the memory and {memory} has none: use torch.optim.SGD, '
+            'or MomentumCorrection'
+        )
+    if composition.loses_gradient:
+        message = f'{memory} loses whatever is not sent: use Residual or MomentumCorrection'
+        if composition.exchange.loses:
+            message = f'{exchange} loses part of what it cuts: use GlobalResiduals'
+        warnings.warn(message, stacklevel=3)
