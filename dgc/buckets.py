@@ -126,8 +126,8 @@ class Bucket:
 
     @property
     def gradient(self) -> Tensor:
-        """The gradient ``[n]``, of the parameters' type, in one tensor; ``pieces`` is this tensor from
-        then on."""
+        """The gradient in one tensor ``[n]``, of the parameters' type; ``pieces`` is this tensor
+        from then on."""
         for member in self.members:
             if member.name in self._lent and len(self.members) > 1:
                 self._part(member).view(-1).copy_(self._lent[member.name])

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dgc.bucket_spec import BucketSpec
 from dgc.clipping import Clipping
 from dgc.codec import Codec, Contraction, Unbiased
-from dgc.compressors import Compressor, Dense, SampledTopK
-from dgc.exchanges import AllGather, AllReduce, Exchange
-from dgc.memory import Memory, MomentumCorrection, NoMemory
+from dgc.compressors import Compressor, Dense
+from dgc.exchanges import AllReduce, Exchange
+from dgc.memory import Memory, NoMemory
 from dgc.planner import BySize, Planner
 from dgc.rules import LayerRules
-from dgc.schedule import DensitySchedule, density_of
+from dgc.schedule import DensitySchedule
 from dgc.sparse import Payload
 from dgc.state import Entries, Values
 from dgc.transforms import Identity, Transform
@@ -158,8 +158,6 @@ def describe(part: object) -> str:
         if not name.startswith('_')
     ]
     return f'{type(part).__name__}({", ".join(settings)})'
-
-
 
 
 def loses_without_feedback(codec: Codec) -> bool:

@@ -20,7 +20,9 @@ class AgreementError(RuntimeError):
     """The ranks' parameters are not the same any more."""
 
 
-def describe_parameters(named_parameters: Iterable[tuple[str, Tensor]], more: str = '') -> dict[str, str]:
+def describe_parameters(
+    named_parameters: Iterable[tuple[str, Tensor]], more: str = ''
+) -> dict[str, str]:
     """What a rank is about to train, by aspect: names, shapes, types, and ``more``, any text."""
     parameters = list(named_parameters)
     return {

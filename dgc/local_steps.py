@@ -1,7 +1,7 @@
 """Local steps: the ranks train by themselves, and average their movement every H steps.
 
-    Local SGD   an outer SGD of rate 1           (Stich, arXiv 1805.09767; arXiv 1808.07217)
-    DiLoCo      an outer SGD, Nesterov momentum  (Douillard et al., arXiv 2311.08105, Algorithm 1)
+Local SGD   an outer SGD of rate 1           (Stich, arXiv 1805.09767; arXiv 1808.07217)
+DiLoCo      an outer SGD, Nesterov momentum  (Douillard et al., arXiv 2311.08105, Algorithm 1)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dgc.buckets import Bucket
 from dgc.composition import Composition, describe
 from dgc.engines import Engine, create
 from dgc.handshake import broadcast_tensors
-from dgc.reducer import Progress, Reducer
+from dgc.reducer import Progress
 from dgc.sources import Movement
 from dgc.wiring import check, groups_of, regroup, wire
 
@@ -145,7 +145,7 @@ class LocalSteps(Optimizer):
 
     @contextmanager
     def agreed_parameters(self) -> Iterator[None]:
-        """Put θ_s, the parameters on which all ranks agree, into the model; restore θ afterwards."""
+        """A context in which the model holds θ_s, on which all ranks agree; afterwards θ again."""
         members = self.source.members
         with torch.no_grad():
             local = [member.parameter.detach().clone() for member in members]

@@ -129,7 +129,9 @@ def _add_up(
             if entry in entries:
                 scaled = entries[entry] * scale
                 of_parameter = target.setdefault(name, {})
-                of_parameter[entry] = of_parameter[entry] + scaled if entry in of_parameter else scaled
+                of_parameter[entry] = (
+                    of_parameter[entry] + scaled if entry in of_parameter else scaled
+                )
 
 
 def copied(value: Any) -> Any:

@@ -126,7 +126,13 @@ ALGORITHMS: dict[str, Algorithm] = {
             lags,
             ('configs/lags/adaptive.py',),
         ),
-        Algorithm('chunk', 'chunks chosen together, all-reduced', SUN, chunk, ('configs/chunk/chunk16.py',)),
+        Algorithm(
+            'chunk',
+            'chunks chosen together, all-reduced',
+            SUN,
+            chunk,
+            ('configs/chunk/chunk16.py',),
+        ),
         Algorithm(
             'hierarchical',
             'uncompressed inside a machine, sparse between machines',

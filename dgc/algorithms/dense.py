@@ -1,7 +1,7 @@
 """Uncompressed training: the baseline, and the first row of every table.
 
-    1. Sum the gradients over the ranks (all-reduce), divide by P.
-    2. Take the optimizer's step.
+1. Sum the gradients over the ranks (all-reduce), divide by P.
+2. Take the optimizer's step.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class BlockTopK(Compressor):
 
     def budget(self, spec: BucketSpec, density: float) -> int:
         """Return the sum of ``min(k, block size)`` over the blocks."""
-        return sum(run.count * min(self.k, run.size) for run in self.layout.runs(spec))
+        return sum(run.number * min(self.k, run.size) for run in self.layout.runs(spec))
 
     def select(self, corrected: Corrected, density: float) -> Sparse:
         """Return exactly ``budget`` elements."""
@@ -41,8 +41,8 @@ class BlockTopK(Compressor):
             runs = self.layout.runs(corrected.spec)
         chosen = []
         for run in runs:
-            blocks = values[run.offset : run.offset + run.numel].view(run.count, run.size)
+            blocks = values[run.offset : run.offset + run.numel].view(run.number, run.size)
             places = torch.topk(blocks.abs(), min(self.k, run.size), dim=1, sorted=False).indices
-            starts = torch.arange(run.count, device=values.device) * run.size + run.offset
+            starts = torch.arange(run.number, device=values.device) * run.size + run.offset
             chosen.append((places + starts[:, None]).view(-1))
         return gather(values, torch.cat(chosen).sort().values)

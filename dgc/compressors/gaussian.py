@@ -23,10 +23,10 @@ class GaussianThreshold(Compressor):
     """The elements beyond the threshold that ``k`` elements of a normal distribution exceed.
 
     Gradients have heavier tails, so the fitted threshold is off by a factor. The threshold falls by
-    a tenth where it finds less than ``2/3 k``; where it finds more than ``4/3 k``, the first ``4 k``
-    say how far to raise it. The total factor is remembered for each bucket, and the next search
-    starts there. The release halves the threshold, or raises it by a half: residuals accumulate
-    just below the last threshold, so that half of it may find a hundred times ``k``.
+    a tenth where it finds less than ``2/3 k``; where it finds more than ``4/3 k``, the first
+    ``4 k`` say how far to raise it. The total factor is remembered for each bucket, and the next
+    search starts there. The release halves the threshold, or raises it by a half: residuals
+    accumulate just below the last threshold, so that half of it may find a hundred times ``k``.
     """
 
     remembers = Resize.PER_RANK

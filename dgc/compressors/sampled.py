@@ -14,8 +14,8 @@ from dgc.corrected import Corrected
 from dgc.sparse import Sparse
 from dgc.state import Resize
 
-# A cache line is read as a whole, so a large sample is taken in short runs of neighbours. Neighbours
-# are correlated; from MANY runs on, that changes the estimated threshold little.
+# A cache line is read as a whole, so a large sample is taken in short runs of neighbours. These are
+# correlated; from MANY runs on, that changes the estimated threshold little.
 RUN = 4
 MANY = 1024
 

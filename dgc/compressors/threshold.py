@@ -16,7 +16,8 @@ class Correction(NamedTuple):
     """When a threshold is corrected, and by how much.
 
     Attributes:
-        lower, upper: Fewer than ``lower * k`` elements are too few, more than ``upper * k`` too many.
+        lower, upper: Fewer than ``lower * k`` elements are too few, more than ``upper * k`` too
+            many.
         down, up: Factors of the threshold in these cases. Where ``up`` is None, too many elements
             are trimmed at once; more than a search writes down raise the threshold to the k-th
             largest of those written down, which is never too high.

@@ -36,7 +36,9 @@ class CompressedAllReduce(Exchange):
     def reduce(self, selected: Sparse, context: Context) -> Exchanged:
         """Return the mean over the ranks, dense; the error is that of this rank's own slices."""
         engine, rank, size = context.engine, context.engine.rank, context.engine.size
-        slices = [selected.values[slice(*owned_range(selected.numel, r, size))] for r in range(size)]
+        slices = [
+            selected.values[slice(*owned_range(selected.numel, r, size))] for r in range(size)
+        ]
         capacity = max(context.codec.capacity(len(each), len(each)) for each in slices)
 
         # Scatter: to each owner its slice, in a rotated order so that no owner is overrun.

@@ -27,10 +27,10 @@ class OkTopK(Exchange):
     """Each rank sums one region; what is above a common threshold is gathered.
 
     The regions are such that the ranks have, on average, equally many elements to send in each. A
-    rank sends the owner of a region its elements there, at most a ``P``-th of ``k``, the largest, in
-    an order of destinations that starts with the next rank, so that no owner receives from all at
-    once. What its sum holds above the threshold is evened out among the ranks and gathered; at most
-    ``k`` in all. So no rank sends more than about ``6k`` numbers, whatever ``P`` is (section 3.1).
+    rank sends the owner of a region its elements there, at most a ``P``-th of ``k``, the largest,
+    in an order of destinations that starts with the next rank, so that no owner receives from all
+    at once. What its sum holds above the threshold is evened out among the ranks and gathered; at
+    most ``k`` in all. So no rank sends more than about ``6k`` numbers, whatever ``P`` is (section 3.1).
 
     Unlike in the paper, a message is padded to its largest size, so that no length is exchanged,
     and the exact threshold comes from four histograms, not from gathering ``kP`` values.
@@ -148,7 +148,7 @@ def gather_counts(count: int, device: torch.device, engine: Engine) -> list[int]
 
 
 def correction(total: int, k: int) -> float:
-    """Return the factor of the threshold for the next step, where ``total`` elements exceeded it."""
+    """Return the factor of the next step's threshold, where ``total`` elements exceeded this."""
     if total > TOO_MANY * k:
         return RAISE
     return LOWER if total < TOO_FEW * k else 1.0

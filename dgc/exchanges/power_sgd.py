@@ -81,7 +81,11 @@ class PowerSGD(Exchange):
         # 3. Q = Σ Mᵀ·P over the ranks.
         own = {name: matrices[name].T @ columns[name] for name in low_rank}
         totals = dict(
-            zip(low_rank, all_reduce_together([own[n].clone() for n in low_rank], context), strict=True)
+            zip(
+                low_rank,
+                all_reduce_together([own[n].clone() for n in low_rank], context),
+                strict=True,
+            )
         )
 
         # 4. The rank's own error, before the result overwrites what may be the same storage.

@@ -107,7 +107,7 @@ class SparDL(Exchange):
 
 
 def reduce_scatter(blocks: Blocks, context: Context) -> Sparse:
-    """Spar-Reduce-Scatter (Algorithm 1): return what is kept of the team's sum of this rank's block.
+    """Spar-Reduce-Scatter (Algorithm 1): return the team's sum of this rank's block, cut.
 
     In the round of a gap, a rank sends a bag of blocks to the rank ``gap`` ahead: that rank's own
     block and those behind it, up to the next larger gap; and receives its own block with as many

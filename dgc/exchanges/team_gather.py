@@ -69,7 +69,8 @@ class Bruck(TeamGather):
 
     ``h`` lies between ``limit/d`` and ``limit``. It grows while the sum has fewer elements than
     ``limit``, and shrinks while it has more; the step doubles at every second move in the same
-    direction, up to ``limit``, and halves when the direction changes (section III-B, adaptive B-SAG).
+    direction, up to ``limit``, and halves when the direction changes (section III-B, adaptive
+    B-SAG).
     """
 
     def check(self, teams: int) -> None:
@@ -113,7 +114,7 @@ class AdaptiveSize:
         return size
 
     def adapt(self, merged: int, limit: int) -> None:
-        """Move ``h`` towards the size at which the sum has ``limit`` elements; it had ``merged``."""
+        """Move ``h`` towards a sum of ``limit`` elements; this step's had ``merged``."""
         direction = (merged < limit) - (merged > limit)
         if direction == 0:
             return

@@ -49,6 +49,4 @@ class Truncation:
         values = [part.values for part in cuts] or [result.values[:0]]
         indices = [indices_of(part) for part in cuts] or [arrived[:0]]
         error = Sparse(torch.cat(values), torch.cat(indices), result.numel)
-        return Exchanged(
-            contributions, error, sent, non_finite=starts_with_nan(contributions)
-        )
+        return Exchanged(contributions, error, sent, non_finite=starts_with_nan(contributions))

@@ -54,7 +54,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Timing:
-    """What was measured of a run; ``arrivals`` and ``backward`` are those of ``dgc.profile.Profile``."""
+    """Measured times of a run; ``arrivals`` and ``backward`` as in ``dgc.profile.Profile``."""
 
     arrivals: Mapping[str, float]
     backward: float

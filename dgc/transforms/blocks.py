@@ -16,27 +16,27 @@ class Run(NamedTuple):
 
     Attributes:
         offset: Index of the first element in the flat tensor.
-        count: The number of blocks.
+        number: How many blocks there are.
         size: Elements of each.
     """
 
     offset: int
-    count: int
+    number: int
     size: int
 
     @property
     def numel(self) -> int:
         """Elements of all blocks together."""
-        return self.count * self.size
+        return self.number * self.size
 
 
 class BlockLayout:
     """Divides each parameter into blocks of equal shape, as DeMo does (arXiv 2411.19870).
 
     A parameter of two or more dimensions is a matrix (its first dimension by all others), cut into
-    tiles whose sides are the largest divisors, up to ``side``, of the matrix's. A vector is cut into
-    chunks of the largest such divisor of its length. ``pack`` moves the elements of a block next to
-    each other.
+    tiles whose sides are the largest divisors, up to ``side``, of the matrix's. A vector is cut
+    into chunks of the largest such divisor of its length. ``pack`` moves the elements of a block
+    next to each other.
 
     Args:
         side: The largest side of a tile.

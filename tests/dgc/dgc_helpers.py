@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import dgc
+from dgc.bucket_spec import BucketSpec, ParameterSpec
 from dgc.buckets import Bucket
 from dgc.codec import Codec
 from dgc.compressors import TopK
@@ -19,9 +20,12 @@ from dgc.costmodel import Line
 from dgc.engines import LocalEngine
 from dgc.exchanges import AllGather
 from dgc.ops import Update
-from dgc.planner import PerTensor
+from dgc.planner import PerTensor, PlanRequest
 from dgc.planner.forecast import FREE, Costs, Forecast, Route, Timing
-from dgc.schedule import RatioSchedule
+from dgc.rules import LayerRules
+from dgc.schedule import DensitySchedule
+from dgc.state import Elements, Values
+from dgc.wiring import allocate, spec_of
 
 SHAPES = {'wide.weight': (64, 20), 'narrow.weight': (16, 10), 'bias': (10,), 'scale': ()}
 KEPT = ('residual', 'velocity')  # the buffers in which a memory keeps what it has not sent
@@ -138,15 +142,49 @@ def bucket_of(
     buffers: Iterable[str] = (),
     momentum: float = 0.0,
     nesterov: bool = False,
-    ratio: float = 1.0,
+    density: float | None = None,
 ) -> Bucket:
-    """A bucket of one parameter of two dimensions, with this gradient."""
+    """A bucket of one parameter of two dimensions, with this gradient and these memory tensors."""
     group = {'momentum': momentum, 'nesterov': nesterov}
     parameter = Parameter(torch.zeros(1, gradient.numel(), dtype=gradient.dtype))
-    bucket = Bucket([('weight', parameter, group)], RatioSchedule(1.0), tuple(buffers))
+    shape = tuple(parameter.shape)
+    spec = BucketSpec.of(
+        [ParameterSpec('weight', shape, gradient.dtype)], DensitySchedule(density or 1.0)
+    )
+    parts = {
+        'memory': {name: Elements() for name in buffers},
+        'compressor': {'search': Values()},
+        'codec': {'draws': Values()},
+    }
+    bucket = Bucket(spec, [(parameter, group)], parts)
     bucket.gradient.copy_(gradient)
-    bucket.ratio = ratio
+    bucket.density = density
     return bucket
+
+
+def request(
+    named: Named,
+    rules: LayerRules | None = None,
+    schedule: DensitySchedule | None = None,
+    group: Mapping[str, object] | None = None,
+    **settings,
+) -> PlanRequest:
+    """What a planner is asked for these parameters, all in one group; compressed by default."""
+    specs = [spec_of((name, parameter, dict(group or {}))) for name, parameter in named]
+    return PlanRequest(specs, rules or LayerRules(), schedule or DensitySchedule(0.01), **settings)
+
+
+def plan_buckets(
+    named: Named,
+    composition: dgc.Composition,
+    engine: dgc.Engine | None = None,
+    group: Mapping[str, object] | None = None,
+) -> list[Bucket]:
+    """The buckets of a composition's planner, with storage for all its parts."""
+    asked = request(named, composition.rules, composition.schedule, group)
+    specs = composition.planner.plan(asked)
+    live = [(name, parameter, dict(group or {})) for name, parameter in named]
+    return allocate(specs, live, composition, engine or LocalEngine())
 
 
 def kept_by(bucket: Bucket) -> Tensor:
@@ -169,7 +207,7 @@ class Selection(NamedTuple):
 def watch(composition: dgc.Composition) -> dict[str, list[Selection]]:
     """Note what ``composition``'s memory is given, and what is sent of it, by bucket."""
     memory, notes, before = composition.memory, {}, {}
-    select, forget = memory.select, memory.forget
+    select, remove_sent = memory.select, memory.remove_sent
 
     def watched_select(bucket, compressor):
         gradient = torch.cat(bucket.pieces).float()
@@ -178,16 +216,16 @@ def watch(composition: dgc.Composition) -> dict[str, list[Selection]]:
         before[bucket.name] = gradient, corrected, selected.to_dense()
         return selected
 
-    def watched_forget(bucket, sent):
+    def watched_remove_sent(bucket, sent):
         gradient, corrected, delivered = before[bucket.name]
         if not sent.is_dense:  # what is dense may lie where the sum is by now
             delivered = sent.to_dense()
-        forget(bucket, sent)
+        remove_sent(bucket, sent)
         indices = None if sent.is_dense else sent.indices.clone()
         note = Selection(gradient, corrected, delivered, kept_by(bucket), sent.is_dense, indices)
         notes.setdefault(bucket.name, []).append(note)
 
-    memory.select, memory.forget = watched_select, watched_forget
+    memory.select, memory.remove_sent = watched_select, watched_remove_sent
     return notes
 
 
@@ -195,7 +233,7 @@ def twin(bucket: Bucket) -> Bucket:
     """A bucket with the same contents and storage of its own."""
     other = copy.copy(bucket)
     other.adopt(torch.cat(bucket.pieces))
-    other.buffers = {name: flat.clone() for name, flat in bucket.buffers.items()}
+    other.state = bucket.snapshot()
     return other
 
 
