@@ -50,6 +50,7 @@ class Hierarchical(Exchange):
         self.exchange = exchange
         self.local_size = local_size
         self.accepts, self.selects, self.loses = exchange.accepts, exchange.selects, exchange.loses
+        self.approximates, self.unbiased = exchange.approximates, exchange.unbiased
         self._per_machine = local_size or 1
 
     def state_for(self, spec: BucketSpec) -> Entries:
@@ -105,9 +106,14 @@ class Hierarchical(Exchange):
         """Return the sum over the machines, dense; the error is the inner exchange's."""
         bucket, machine = context.bucket, self._machine(context.engine)
         exchanged = self.exchange.reduce(selected, context.within(self._peers(context.engine)))
-        total = bucket.total.zero_()
-        for part in exchanged.contributions:
+        first, *others = exchanged.contributions
+        # A dense contribution may lie in the bucket's total already.
+        dense = first.is_dense
+        total = bucket.copy_to_total(first.values) if dense else first.add_to(bucket.total.zero_())
+        for part in others:
             part.add_to(total)
+        if exchanged.non_finite:
+            total[0] = torch.nan  # the inner exchange may report it at another element
         machine.broadcast(total, root=0)
         # The other ranks' exchange of empty messages saw no NaN: the broadcast sum shows it.
         contributions = [Sparse(total, None, bucket.numel)]

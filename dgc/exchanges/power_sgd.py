@@ -69,8 +69,9 @@ class PowerSGD(Exchange):
         products = [matrices[name] @ factors[name] for name in low_rank]
         products += [matrices[name].clone() for name in as_is]
         sums = all_reduce_together(products, context)
-        if any(bool(total.isnan().any()) for total in sums):  # alike on all ranks
-            return Exchanged([selected], non_finite=True)
+        if not all(bool(total.isfinite().all()) for total in sums):  # alike on all ranks
+            result = Sparse(bucket.total.fill_(torch.nan), None, selected.numel)
+            return Exchanged([result], non_finite=True)
 
         # 2. Orthonormalize: the scale of P has no effect, so the sum serves as the mean.
         columns = {

@@ -1,9 +1,9 @@
-"""What workers bring to an exchange, and what they have afterwards."""
+"""What ranks bring to an exchange, and what they have afterwards."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -12,12 +12,16 @@ from dgc_helpers import bucket_of
 from torch import Tensor
 
 import dgc
+from dgc.buckets import Bucket
 from dgc.codec import Codec
 from dgc.compressors.base import Compressor, keep
+from dgc.corrected import Corrected
+from dgc.engines import Engine, LocalEngine
 from dgc.exchanges import (
     AllGather,
     Bruck,
     ChunkAllReduce,
+    Context,
     Exchange,
     GTopK,
     GTopKDoubling,
@@ -25,12 +29,12 @@ from dgc.exchanges import (
     OkTopK,
     SparDL,
 )
-from dgc.sparse import Sparse, cut, gather
+from dgc.sparse import Payload, Sparse, cut, gather
 
 EXACT = Codec('fp32', 'int64')
-WORKERS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16)
+WORLD_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16)
 
-# Name: what makes a fresh exchange, and what the number of workers is a multiple of.
+# Name: what makes a fresh exchange, and the divisor of the world sizes that it serves.
 EXCHANGES: dict[str, tuple[Callable[[], Exchange], int]] = {
     'all-gather': (AllGather, 1),
     'gtopk': (GTopK, 1),
@@ -51,27 +55,32 @@ EXCHANGES: dict[str, tuple[Callable[[], Exchange], int]] = {
 }
 
 
-def worlds(sizes: Sequence[int] = WORKERS) -> list[tuple[str, int]]:
-    """Every exchange with every number of workers that it serves."""
+def worlds(sizes: Sequence[int] = WORLD_SIZES) -> list[tuple[str, int]]:
+    """Every exchange with every world size that it serves."""
     return [
-        (name, workers)
+        (name, world_size)
         for name, (_, divisor) in EXCHANGES.items()
-        for workers in sizes
-        if workers % divisor == 0
+        for world_size in sizes
+        if world_size % divisor == 0
     ]
 
 
 class FirstLargest(Compressor):
     """Exact top-k that takes the first of equal elements, which torch.topk leaves open."""
 
-    def compress(self, corrected: Tensor, ratio: float) -> Sparse:
-        numel = len(corrected)
-        whole = gather(corrected, torch.arange(numel))
-        return cut(whole, keep(numel, ratio))[0] if numel else whole
+    def select(self, corrected: Corrected, density: float) -> Sparse:
+        flat = corrected.materialize()
+        numel = len(flat)
+        everything = gather(flat, torch.arange(numel))
+        return cut(everything, keep(numel, density))[0] if numel else everything
 
 
 class Case(NamedTuple):
-    """What workers bring, by rank, float32 ``[n]`` each: all of it, or zero where not sent."""
+    """One exchange.
+
+    inputs: by rank, float32 ``[n]``: the corrected gradient, or a sparse message with zeros where
+        nothing was selected.
+    """
 
     name: str
     k: int
@@ -82,38 +91,38 @@ class Case(NamedTuple):
         return len(self.inputs[0])
 
     @property
-    def ratio(self) -> float:
-        """That keeps ``k``."""
+    def density(self) -> float:
+        """At which ``k`` elements are selected."""
         return (self.k - 0.5) / self.numel
 
 
 def largest(flat: Tensor, k: int) -> Tensor:
-    """Zero but for the ``k`` largest, of which the first of equal ones."""
+    """Zero but for the ``k`` largest elements, of which the first of equal ones."""
     return FirstLargest().compress(flat, (k - 0.5) / len(flat)).to_dense()
 
 
 class Draw(NamedTuple):
-    """What one worker's share is drawn from: its rank, the number of workers, and chance."""
+    """What one rank's input is drawn from."""
 
     rank: int
-    workers: int
-    chance: torch.Generator
+    world_size: int
+    generator: torch.Generator
 
     def normal(self, numel: int) -> Tensor:
-        return torch.randn(numel, generator=self.chance)
+        return torch.randn(numel, generator=self.generator)
 
     def ties(self, numel: int) -> Tensor:
         """From a small set without zero, so that many are equal and many sums cancel."""
         values = torch.tensor([-2.0, -1.0, 1.0, 2.0])
-        return values[torch.randint(4, (numel,), generator=self.chance)]
+        return values[torch.randint(4, (numel,), generator=self.generator)]
 
 
-def few(workers: int) -> tuple[int, int]:
-    """Fewer elements than workers."""
-    return max(workers - 2, 1), max(workers // 2 - 1, 1)
+def few(world_size: int) -> tuple[int, int]:
+    """Fewer elements than ranks."""
+    return max(world_size - 2, 1), max(world_size // 2 - 1, 1)
 
 
-# Name: n and k, or how they come of the number of workers, and what one of them brings.
+# Name: n and k, or a function that computes them from the world size; and the input of one rank.
 KINDS: dict[str, tuple[tuple[int, int] | Callable, Callable[[Draw, int], Tensor]]] = {
     'normal': ((120, 24), lambda draw, n: draw.normal(n)),
     'odd sizes': ((67, 13), lambda draw, n: draw.normal(n)),
@@ -121,14 +130,14 @@ KINDS: dict[str, tuple[tuple[int, int] | Callable, Callable[[Draw, int], Tensor]
     'few ties': ((53, 7), lambda draw, n: draw.ties(n)),
     'one element': ((60, 1), lambda draw, n: draw.normal(n)),
     'all elements': ((40, 40), lambda draw, n: draw.normal(n)),
-    'fewer elements than workers': (few, lambda draw, n: draw.normal(n)),
-    'the same places': (
+    'fewer elements than ranks': (few, lambda draw, n: draw.normal(n)),
+    'the same positions': (
         (90, 10),
         lambda draw, n: draw.normal(n).where(torch.arange(n) % 9 == 4, 0.0),
     ),
-    'places of their own': (
+    'disjoint positions': (
         (96, 12),
-        lambda draw, n: draw.normal(n).where(torch.arange(n) % draw.workers == draw.rank, 0.0),
+        lambda draw, n: draw.normal(n).where(torch.arange(n) % draw.world_size == draw.rank, 0.0),
     ),
     'all in one block': (
         (100, 30),
@@ -140,105 +149,167 @@ KINDS: dict[str, tuple[tuple[int, int] | Callable, Callable[[Draw, int], Tensor]
 }
 
 
-def case_of(kind: str, workers: int, whole: bool, seed: int) -> Case:
-    """One case; without the ``whole``, only the ``k`` largest of each worker."""
-    chance = torch.Generator().manual_seed(zlib.crc32(f'{kind} {workers} {seed}'.encode()))
+def case_of(kind: str, world_size: int, corrected: bool, seed: int) -> Case:
+    """One case.
+
+    corrected: inputs are corrected gradients, in place of messages of their ``k`` largest elements.
+    """
+    generator = torch.Generator().manual_seed(zlib.crc32(f'{kind} {world_size} {seed}'.encode()))
     sizes, content = KINDS[kind]
-    numel, k = sizes(workers) if callable(sizes) else sizes
-    inputs = [content(Draw(rank, workers, chance), numel) for rank in range(workers)]
-    if not whole:
+    numel, k = sizes(world_size) if callable(sizes) else sizes
+    inputs = [content(Draw(rank, world_size, generator), numel) for rank in range(world_size)]
+    if not corrected:
         inputs = [largest(flat, k) for flat in inputs]
     return Case(f'{kind}, seed {seed}', k, inputs)
 
 
 @cache
 def cases_of(
-    workers: int, whole: bool, seeds: int = 1, kinds: Sequence[str] = tuple(KINDS)
+    world_size: int, corrected: bool, seeds: int = 1, kinds: Sequence[str] = tuple(KINDS)
 ) -> list[Case]:
     """One of every kind and seed."""
-    return [case_of(kind, workers, whole, seed) for kind in kinds for seed in range(seeds)]
+    return [case_of(kind, world_size, corrected, seed) for kind in kinds for seed in range(seeds)]
 
 
-class Ended(NamedTuple):
-    """What one worker has in the end.
+class Result(NamedTuple):
+    """What one rank has after an exchange.
 
-    total, kept: float32 ``[n]``. parts: as the exchange returned them.
+    total: float32 ``[n]``, the sum of the contributions.
+    residual: float32 ``[n]``, what a Residual memory keeps of the input.
+    contributions, non_finite: as the exchange returned them; copies.
     sent, received, messages: by the engine for this exchange, the first two in bytes.
     """
 
     total: Tensor
-    kept: Tensor
-    parts: Sequence[Sparse]
+    residual: Tensor
+    contributions: Sequence[Sparse]
+    non_finite: bool
     sent: int
     received: int
     messages: int
 
 
-def total_of(parts: Sequence[Sparse]) -> Tensor:
+def total_of(contributions: Sequence[Sparse]) -> Tensor:
     """Their sum, added in their order."""
-    total = parts[0].to_dense()
-    for part in parts[1:]:
-        part.add_to(total)
+    total = contributions[0].to_dense()
+    for contribution in contributions[1:]:
+        contribution.add_to(total)
     return total
 
 
-def bring(exchange: Exchange, case: Case, engine: dgc.Engine, codec: Codec = EXACT) -> Ended:
-    """One worker's part in one exchange; it keeps what a Residual memory would."""
-    bucket = bucket_of(case.inputs[engine.rank], ratio=case.ratio)
-    exchange.prepare(bucket, engine, healthy=True)
-    kept = bucket.gradient.clone()
-    if exchange.selects:
-        message = Sparse(kept, None, case.numel)
+def bucket_for(
+    exchange: Exchange,
+    gradient: Tensor,
+    engine: Engine | None = None,
+    density: float | None = None,
+    buffers: Iterable[str] = (),
+    momentum: float = 0.0,
+) -> Bucket:
+    """A bucket of one parameter with this gradient, memory tensors, and the exchange's state."""
+    like, engine = bucket_of(gradient, buffers, momentum, density=density), engine or LocalEngine()
+    parts = {**like.parts, 'exchange': exchange.state_for(like.spec)}
+    members = [(member.parameter, member.group) for member in like.members]
+    bucket = Bucket(like.spec, members, parts, engine.rank, engine.size)
+    bucket.gradient.copy_(gradient)
+    bucket.density = density
+    return bucket
+
+
+def is_dense(exchange: Exchange, codec: Codec = EXACT) -> bool:
+    """Whether the exchange takes dense messages with this codec."""
+    return Payload.SPARSE not in exchange.accepts or codec.indices == 'none'
+
+
+def run_rank(
+    exchange: Exchange,
+    case: Case,
+    engine: Engine,
+    codec: Codec = EXACT,
+    bucket: Bucket | None = None,
+) -> Result:
+    """One rank's part in one exchange.
+
+    bucket: holds the exchange's state of the steps before; None for a first step.
+    """
+    if bucket is None:
+        bucket = bucket_for(exchange, case.inputs[engine.rank], engine)
+    bucket.density = case.density
+    bucket.gradient.copy_(case.inputs[engine.rank])
+    is_finite = exchange.prepare(bucket, engine, is_finite=True)
+    corrected = bucket.gradient.clone()
+    residual = corrected.clone()
+    if is_dense(exchange, codec):
+        selected = Sparse(corrected, None, case.numel)
     else:
-        message = gather(kept, largest(kept, case.k).nonzero().view(-1))
+        selected = gather(corrected, largest(corrected, case.k).nonzero().view(-1))
     traffic = engine.traffic
     before = traffic.sent, traffic.received, traffic.messages
-    parts, left_out, sent = exchange.sum(bucket, message, codec, engine)
+    k = case.k if exchange.selects or not selected.is_dense else case.numel
+    exchanged = exchange.reduce(selected, Context(bucket, k, codec, engine, is_finite))
     after = traffic.sent, traffic.received, traffic.messages
-    assert sent is not None or not exchange.selects
-    kept.index_fill_(0, (message if sent is None else sent).indices, 0.0)
-    if left_out is not None:
-        left_out.add_to(kept)
+    # A dense message is the memory's own storage.
+    assert torch.equal(bits(corrected), bits(residual))
+    assert exchanged.sent is not None or not exchange.selects
+    sent = selected if exchanged.sent is None else exchanged.sent
+    if sent.is_dense:
+        residual.zero_()
+    else:
+        residual.index_fill_(0, sent.indices, 0.0)
+    if exchanged.error is not None:
+        exchanged.error.add_to(residual)
+    # The first dense contribution may lie in the bucket's total, which the next step overwrites.
+    contributions = [part._replace(values=part.values.clone()) for part in exchanged.contributions]
     counted = (late - early for late, early in zip(after, before, strict=True))
-    return Ended(total_of(parts), kept, parts, *counted)
+    return Result(total_of(contributions), residual, contributions, exchanged.non_finite, *counted)
 
 
-def bring_all(
+def run_all(
     make: Callable[[], Exchange],
     cases: Sequence[Case],
     codec: Codec = EXACT,
-    in_a_row: bool = False,
-) -> list[list[Ended]]:
-    """By case and rank, in one simulation; each with a fresh exchange, or all with the same."""
+    consecutive: bool = False,
+) -> list[list[Result]]:
+    """By case and rank, in one simulation.
+
+    consecutive: the cases are steps of one bucket; otherwise each is a first step.
+    """
 
     def worker(engine):
-        once = make()
-        return [bring(once if in_a_row else make(), case, engine, codec) for case in cases]
+        exchange, bucket, results = make(), None, []
+        if consecutive:
+            bucket = bucket_for(exchange, cases[0].inputs[engine.rank], engine)
+        for case in cases:
+            results.append(run_rank(exchange, case, engine, codec, bucket))
+            exchange = exchange if consecutive else make()
+        return results
 
-    return [list(ended) for ended in zip(*dgc.simulate(len(cases[0].inputs), worker), strict=True)]
+    results = dgc.simulate(len(cases[0].inputs), worker)
+    return [list(of_case) for of_case in zip(*results, strict=True)]
 
 
-def assert_agree(case: Case, ended: Sequence[Ended]) -> None:
-    """All workers have the same parts, bit for bit."""
-    for one in ended[1:]:
-        for ours, first in zip(one.parts, ended[0].parts, strict=True):
+def assert_agree(case: Case, results: Sequence[Result]) -> None:
+    """All ranks have the same contributions, bit for bit."""
+    for one in results[1:]:
+        pairs = zip(one.contributions, results[0].contributions, strict=True)
+        for ours, first in pairs:
             assert torch.equal(bits(ours.values), bits(first.values)), case.name
             assert ours.is_dense == first.is_dense, case.name
             assert ours.is_dense or torch.equal(ours.indices, first.indices), case.name
+        assert one.non_finite == results[0].non_finite, case.name
 
 
 def bits(values: Tensor) -> Tensor:
-    """float32 as integers: a NaN equals itself."""
+    """Float32 as integers: a NaN equals itself."""
     return values.view(torch.int32)
 
 
-def lost(case: Case, total: Tensor, kept: Sequence[Tensor]) -> Tensor:
-    """What all have brought, less what came of it: float64 ``[n]``."""
+def lost(case: Case, total: Tensor, residuals: Sequence[Tensor]) -> Tensor:
+    """The sum of the inputs less the result and all residuals: float64 ``[n]``."""
     brought = torch.stack(case.inputs).double().sum(0)
-    return brought - total.double() - torch.stack(list(kept)).double().sum(0)
+    return brought - total.double() - torch.stack(list(residuals)).double().sum(0)
 
 
-def assert_conserved(case: Case, ended: Sequence[Ended]) -> None:
+def assert_conserved(case: Case, results: Sequence[Result]) -> None:
     """Nothing is lost, and nothing counted twice."""
-    gone = lost(case, ended[0].total, [one.kept for one in ended])
+    gone = lost(case, results[0].total, [one.residual for one in results])
     assert float(gone.abs().max()) < 1e-5, case.name

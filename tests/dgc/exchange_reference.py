@@ -1,9 +1,10 @@
-"""Each exchange again, slow and plain, for the fast ones to be tested against.
+"""Plain implementations of the exchanges, written from the papers: the fast ones are tested
+against them.
 
-One process, dense arrays, loops over rounds and workers. A message, or a sum on its way, is a
-float32 ``[n]``, zero where it has no element, and a bool ``[n]`` that tells where it has one, for a
+One process, dense arrays, loops over rounds and ranks. A message or a partial sum is a float32
+``[n]``, zero where it has no element, and a bool ``[n]`` that is true where it has one, because a
 sum may be zero too. Of equal magnitudes the one of lower index counts as larger; a NaN is as large
-as an infinity. Nothing is rounded, since nothing is written.
+as an infinity. No codec is involved, so there is no quantization error.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from torch import Tensor
 
 
 class Outcome(NamedTuple):
-    """What an exchange comes to.
+    """The result of an exchange.
 
-    total: float32 ``[n]``, the sum that all workers have in the end.
+    total: float32 ``[n]``, the sum that all ranks receive.
     delivered: bool ``[n]``, where it has elements.
-    kept: float32 ``[n]`` each, by rank: what a worker's memory has in the end of what it brought.
+    residuals: by rank, float32 ``[n]``: what the rank's memory keeps of its input.
     """
 
     total: Tensor
     delivered: Tensor
-    kept: list[Tensor]
+    residuals: list[Tensor]
 
 
 class Elements(NamedTuple):
@@ -41,7 +42,7 @@ def all_gather(messages: Sequence[Tensor]) -> Outcome:
     total = nothing(messages[0])
     for message in messages:
         total = add(total, elements(message))
-    return Outcome(*total, kept=[torch.zeros_like(message) for message in messages])
+    return Outcome(*total, residuals=[torch.zeros_like(message) for message in messages])
 
 
 def gtopk(messages: Sequence[Tensor], k: int) -> Outcome:
@@ -52,12 +53,15 @@ def gtopk(messages: Sequence[Tensor], k: int) -> Outcome:
         for rank in range(0, len(messages) - gap, 2 * gap):
             sums[rank], rest = cut(add(sums[rank], sums[rank + gap]), k)
             cuts[rank].append(rest)
-    return settle(messages, cuts, sums[0])
+    return with_residuals(messages, cuts, sums[0])
 
 
 def gtopk_doubling(messages: Sequence[Tensor], k: int) -> Outcome:
-    """gTop-k by recursive doubling, in which 2^r workers make the same cut in round r: the lowest
-    rank keeps it. What more workers there are than a power of two fold into the first ones."""
+    """gTop-k by recursive doubling.
+
+    In round r, 2^r ranks make the same cut, and the lowest of them keeps it. The ranks beyond a
+    power of two add their messages to those of the first ranks beforehand.
+    """
     sums = [elements(message) for message in messages]
     cuts: list[list[Elements]] = [[] for _ in messages]
     core = 1 << (len(messages).bit_length() - 1)
@@ -70,14 +74,15 @@ def gtopk_doubling(messages: Sequence[Tensor], k: int) -> Outcome:
             sums[low] = sums[low + gap] = merged
             if low % (2 * gap) == 0:
                 cuts[low].append(rest)
-    return settle(messages, cuts, sums[0])
+    return with_residuals(messages, cuts, sums[0])
 
 
 @dataclass
 class Size:
-    """B-SAG's ``h`` for one block, from step to step (Zhao et al., ICDE 2024, section III-B).
+    """B-SAG's ``h`` of one block over the steps (Zhao et al., ICDE 2024, section III-B).
 
-    step: by which it changes. direction, streak: 1 for growth and -1, and how often in a row.
+    step: by how much it changes. direction: 1 while it grows, -1 while it shrinks. streak: the
+    number of moves in the same direction.
     """
 
     h: int
@@ -86,7 +91,7 @@ class Size:
     streak: int = 0
 
     def adapt(self, merged: int, limit: int, teams: int) -> None:
-        """Grow where the sum had fewer elements than its ``limit``, shrink where it had more."""
+        """Grow where the sum had fewer than ``limit`` elements, shrink where it had more."""
         if merged == limit:
             return
         direction = 1 if merged < limit else -1
@@ -109,8 +114,8 @@ def spardl(
 ) -> Outcome:
     """SparDL (Zhao et al., ICDE 2024, arXiv 2304.00737).
 
-    corrected: by rank, everything; the first ``P/teams`` workers are the first team.
-    sizes: B-SAG's, one a block, changed in place; ``None`` for R-SAG.
+    corrected: by rank, the corrected gradient; the first ``P/teams`` ranks are the first team.
+    sizes: of B-SAG, one per block, changed in place; ``None`` for R-SAG.
     residuals: 'global', 'partial' or 'local' (section III-C).
     """
     numel, size = len(corrected[0]), len(corrected) // teams
@@ -132,12 +137,12 @@ def spardl(
     result = nothing(corrected[0])
     for part in own[:size]:
         result = add(result, part)
-    if residuals == 'global':  # where it arrived, what lies in the blocks at the end
+    if residuals == 'global':  # at an index of the result, what remains in the blocks
         kept = [
             torch.where(result.there, blocks_now, flat)
             for flat, blocks_now in zip(corrected, local, strict=True)
         ]
-    elif residuals == 'partial':  # what did not arrive
+    elif residuals == 'partial':  # what is not in the result
         kept = [flat.where(~result.there, 0.0) for flat in corrected]
     else:  # what was not sent
         kept = [flat.where(~sent, 0.0) for flat, sent in zip(corrected, taken, strict=True)]
@@ -147,8 +152,11 @@ def spardl(
 def spar_reduce_scatter(
     local: Sequence[Tensor], taken: Sequence[Tensor], blocks: Sequence[Tensor], limit: int
 ) -> list[Elements]:
-    """Spar-Reduce-Scatter (Algorithm 1) in one team: by place, what is left of the sum of the
-    worker's block. ``local`` and ``taken``, by place, are changed."""
+    """Spar-Reduce-Scatter (Algorithm 1) in one team; ``local`` and ``taken`` are changed in place.
+
+    Returns:
+        By place in the team, the truncated sum of the block that the rank owns.
+    """
     size = len(local)
     for gap in reversed(gaps(size)):
         bags: list[list[Elements]] = [[] for _ in local]
@@ -163,7 +171,7 @@ def spar_reduce_scatter(
 
 
 def take(local: Tensor, taken: Tensor, block: Tensor, limit: int) -> Elements:
-    """The largest of a block, which are noted as taken, and no longer in ``local``."""
+    """The largest elements of a block: marked in ``taken``, and set to zero in ``local``."""
     largest, _ = cut(Elements(local.where(block, 0.0), block), limit)
     local[largest.there] = 0
     taken |= largest.there
@@ -171,8 +179,10 @@ def take(local: Tensor, taken: Tensor, block: Tensor, limit: int) -> Elements:
 
 
 def r_sag(own: list[Elements], local: Sequence[Tensor], owners: Sequence[int], limit: int) -> None:
-    """Spar-All-Gather by recursive doubling: ``own`` becomes the sum over the ``owners``. A cut is
-    shared out among those who made the same."""
+    """Spar-All-Gather by recursive doubling: ``own`` becomes the sum over the ``owners``.
+
+    Ranks that make the same cut each keep an equal part of it.
+    """
     for gap in gaps(len(owners)):
         for team in (team for team in range(len(owners)) if team % (2 * gap) < gap):
             pair = owners[team], owners[team + gap]
@@ -185,7 +195,7 @@ def r_sag(own: list[Elements], local: Sequence[Tensor], owners: Sequence[int], l
 def b_sag(
     own: list[Elements], local: Sequence[Tensor], owners: Sequence[int], limit: int, size: Size
 ) -> None:
-    """Spar-All-Gather by Bruck's all-gather of everybody's ``h`` largest."""
+    """Spar-All-Gather by Bruck's all-gather of the ``h`` largest elements of every owner."""
     merged = nothing(local[0])
     for rank in owners:
         sent, rest = cut(own[rank], size.h)
@@ -201,7 +211,7 @@ def b_sag(
 def oktopk(
     messages: Sequence[Tensor], k: int, bounds: Sequence[int], threshold: float | None = None
 ) -> tuple[Outcome, float]:
-    """Ok-Topk (Li and Hoefler, PPoPP 2022, Algorithm 1), and the threshold for the next step.
+    """Ok-Topk (Li and Hoefler, PPoPP 2022, Algorithm 1), and the threshold of the next step.
 
     bounds: where the regions of ranks 1 … P-1 begin; see ``region_bounds``.
     threshold: of the sum's elements; ``None`` for the exact one.
@@ -227,30 +237,32 @@ def oktopk(
     result = nothing(messages[0])
     for part, mask in zip(sums, above, strict=True):
         chosen = Elements(part.values.where(mask, 0.0), mask)
-        if count > k:  # everyone the same share, but one at least
+        if count > k:  # each rank the same fraction, but at least one element
             chosen, _ = cut(chosen, max(int(mask.sum()) * k // count, 1))
         result = add(result, chosen)
     factor = 1.012 if count > 4 / 3 * k else 0.992 if count < 2 / 3 * k else 1.0
-    return settle(messages, cuts, result), threshold * factor
+    return with_residuals(messages, cuts, result), threshold * factor
 
 
 def region_bounds(messages: Sequence[Tensor]) -> list[int]:
-    """Where the regions of ranks 1 … P-1 begin: each worker would have as many elements in each,
-    and it is the mean of what they would have (section 3.1.1)."""
+    """Where the regions of ranks 1 … P-1 begin (section 3.1.1).
+
+    The mean over the ranks of the bounds that divide a rank's own elements into equal parts.
+    """
     size, numel = len(messages), len(messages[0])
     bounds = []
     for region in range(1, size):
-        wishes = []
+        own_bounds = []
         for message in messages:
             places = message.nonzero().view(-1).tolist()
-            everywhere = region * numel // size
-            wishes.append(places[region * len(places) // size] if places else everywhere)
-        bounds.append(sum(wishes) // size)
+            even = region * numel // size
+            own_bounds.append(places[region * len(places) // size] if places else even)
+        bounds.append(sum(own_bounds) // size)
     return bounds
 
 
 def exact_threshold(sums: Sequence[Elements], k: int) -> float:
-    """The k-th largest magnitude of all; 0 where there are fewer."""
+    """The k-th largest magnitude among all sums; 0 where there are fewer elements."""
     magnitudes = torch.cat([part.values[part.there].abs() for part in sums])
     return float(magnitudes.sort(descending=True).values[k - 1]) if len(magnitudes) >= k else 0.0
 
@@ -260,21 +272,21 @@ def hierarchical(
     local_size: int,
     exchange: Callable[[list[Tensor]], Outcome],
 ) -> Outcome:
-    """Sums inside machines, then any other exchange among the first workers of each (Sun et al.,
-    arXiv 1902.06855). The others keep nothing."""
+    """Sums inside machines, then any other exchange among the first ranks of the machines (Sun et
+    al., arXiv 1902.06855). The residuals of the other ranks are zero."""
     sums = [gradient.clone() for gradient in gradients]
     for first in range(0, len(sums), local_size):
         for gap in gaps(local_size):
             for rank in range(first, first + local_size - gap, 2 * gap):
                 sums[rank] += sums[rank + gap]
     outcome = exchange(sums[::local_size])
-    kept = [torch.zeros_like(gradient) for gradient in gradients]
-    kept[::local_size] = outcome.kept
-    return outcome._replace(kept=kept)
+    residuals = [torch.zeros_like(gradient) for gradient in gradients]
+    residuals[::local_size] = outcome.residuals
+    return outcome._replace(residuals=residuals)
 
 
 def chunk_all_reduce(corrected: Sequence[Tensor], k: int, chunk: int) -> Outcome:
-    """The ⌈k/c⌉ chunks of the largest L1 norms, summed over the workers (Sun et al., arXiv
+    """The ⌈k/c⌉ chunks of the largest L1 norms, summed over the ranks (Sun et al., arXiv
     1902.06855)."""
     numel = len(corrected[0])
     spans = [span(numel, begin, begin + chunk) for begin in range(0, numel, chunk)]
@@ -291,17 +303,17 @@ def chunk_all_reduce(corrected: Sequence[Tensor], k: int, chunk: int) -> Outcome
     return Outcome(total, delivered, [flat.where(~delivered, 0.0) for flat in corrected])
 
 
-def settle(
+def with_residuals(
     messages: Sequence[Tensor], cuts: Sequence[Sequence[Elements]], result: Elements
 ) -> Outcome:
-    """Where the result has an element, a worker keeps what it cut; elsewhere its own message."""
-    kept = []
+    """At an index of the result, a rank keeps what it cut; elsewhere its own message."""
+    residuals = []
     for message, mine in zip(messages, cuts, strict=True):
         total = torch.zeros_like(message)
         for rest in mine:
             total += rest.values
-        kept.append(torch.where(result.there, total, message))
-    return Outcome(*result, kept)
+        residuals.append(torch.where(result.there, total, message))
+    return Outcome(*result, residuals)
 
 
 def cut(sparse: Elements, k: int) -> tuple[Elements, Elements]:
@@ -323,12 +335,12 @@ def add(one: Elements, other: Elements) -> Elements:
 
 
 def elements(message: Tensor) -> Elements:
-    """A message's, which are not zero."""
+    """Those elements of a message that are not zero."""
     return Elements(message, message != 0)
 
 
 def nothing(like: Tensor) -> Elements:
-    """No elements, of as many."""
+    """No elements of ``[n]``, the length of ``like``."""
     return Elements(torch.zeros_like(like), torch.zeros_like(like, dtype=torch.bool))
 
 
@@ -338,6 +350,6 @@ def span(numel: int, begin: int, end: int) -> Tensor:
     return (places >= begin) & (places < end)
 
 
-def gaps(workers: int) -> list[int]:
-    """1, 2, 4, … below ``workers``."""
-    return [2**r for r in range(workers) if 2**r < workers]
+def gaps(size: int) -> list[int]:
+    """1, 2, 4, … below ``size``."""
+    return [2**r for r in range(size) if 2**r < size]

@@ -1,4 +1,4 @@
-"""Ok-Topk's balance: the same list of elements, in equal shares, where that pays."""
+"""Ok-Topk's balance: the same list of elements in equal parts, where that takes fewer bytes."""
 
 from __future__ import annotations
 
@@ -10,38 +10,41 @@ from hypothesis import strategies as st
 
 import dgc
 from dgc.codec import Codec
+from dgc.exchanges import Context
 from dgc.exchanges.balance import Balance, overlaps, spans
-from dgc.exchanges.ledger import Ledger
+from dgc.exchanges.truncation import Truncation
 from dgc.sparse import Sparse, nothing
 
 CODEC = Codec('fp32', 'int32')
-counts_of_workers = st.lists(st.integers(0, 25), min_size=1, max_size=6)
+counts_of_ranks = st.lists(st.integers(0, 25), min_size=1, max_size=6)
 
 
 def parts_of(counts) -> list[Sparse]:
-    """So many elements each, in ascending regions."""
+    """By rank: ``counts[rank]`` elements, in ascending regions."""
     numel, total = 2 * sum(counts) + 3, torch.arange(1.0, sum(counts) + 1)
     parts = zip(total.split(list(counts)), (2 * total.long()).split(list(counts)), strict=True)
     return [Sparse(values, indices, numel) for values, indices in parts]
 
 
 def evened_out(counts, codec=CODEC):
-    """By rank: the part in the end, what was cut of it, and bytes and messages sent."""
+    """By rank: the part afterwards, the quantization error, and bytes and messages sent."""
     parts = parts_of(counts)
 
     def worker(engine):
-        bucket, ledger = bucket_of(torch.zeros(parts[0].numel)), Ledger(nothing(parts[0].numel))
-        mine = Balance(counts).even_out(parts[engine.rank], bucket, codec, ledger, engine)
-        everywhere = Sparse(torch.zeros(mine.numel), torch.arange(mine.numel), mine.numel)
-        left_out = ledger.settle([], everywhere).left_out
-        return mine, left_out.to_dense(), engine.traffic.sent, engine.traffic.messages
+        numel = parts[0].numel
+        bucket, truncation = bucket_of(torch.zeros(numel)), Truncation(nothing(numel))
+        context = Context(bucket, max(*counts, 1), codec, engine)
+        mine = Balance(counts).even_out(parts[engine.rank], context, truncation)
+        everywhere = Sparse(torch.zeros(numel), torch.arange(numel), numel)
+        error = truncation.exchanged([everywhere], everywhere).error
+        return mine, error.to_dense(), engine.traffic.sent, engine.traffic.messages
 
     return dgc.simulate(len(counts), worker)
 
 
 @settings(deadline=None, max_examples=50)
-@given(counts_of_workers)
-def test_the_list_is_the_same_in_parts_that_differ_by_one_or_did_before(counts):
+@given(counts_of_ranks)
+def test_the_list_stays_the_same_in_parts_that_are_even_or_unchanged(counts):
     results = evened_out(counts)
     for kind in ('values', 'indices'):
         before = torch.cat([getattr(part, kind) for part in parts_of(counts)])
@@ -52,13 +55,13 @@ def test_the_list_is_the_same_in_parts_that_differ_by_one_or_did_before(counts):
     else:
         assert lengths == counts
     assert Balance(counts).largest == max(*lengths, 1)
-    assert not any(left_out.any() for _, left_out, *_ in results)
+    assert not any(error.any() for _, error, *_ in results)
 
 
 @settings(deadline=None, max_examples=50)
-@given(counts_of_workers)
+@given(counts_of_ranks)
 def test_moving_never_takes_more_than_it_saves(counts):
-    """In elements of the busiest worker: what it moves, and P-1 parts of the gather."""
+    """In elements of the busiest rank: what it moves, and P-1 parts of the gather."""
     size = len(counts)
     moved = [
         (sent - 32 * messages) // 8 for *_, sent, messages in evened_out(counts)
@@ -88,7 +91,7 @@ def test_examples(counts, lengths):
     assert any(messages for *_, messages in results) == moves
 
 
-def test_what_a_codec_rounds_off_is_kept_by_who_sent_it():
+def test_the_quantization_error_stays_with_the_rank_that_sent_the_message():
     counts = [30, 0, 0]
     results = evened_out(counts, Codec('int8', 'int32'))
     before = parts_of(counts)[0].to_dense()

@@ -20,7 +20,7 @@ def partition(groups: int, size: int, seed: int) -> list[list[int]]:
 
 
 def tensor_of(engine: dgc.Engine, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """What member ``engine.rank`` has; the groups have the same."""
+    """The input of member ``engine.rank``, the same in all groups."""
     draw = torch.Generator().manual_seed(100 * seed + engine.rank)
     return torch.randint(-9, 10, (5,), generator=draw).to(dtype)
 
@@ -36,7 +36,7 @@ def in_groups(parts: list[list[int]], worker) -> list[list]:
 
 
 def collectives(engine: dgc.Engine, dtype: torch.dtype) -> list[torch.Tensor]:
-    """All of them, of every root."""
+    """Results of every collective, with every root."""
     results = [engine.all_reduce(tensor_of(engine, dtype, 1))]
     results.append(engine.all_gather(tensor_of(engine, dtype, 2)))
     for root in range(engine.size):
@@ -60,7 +60,7 @@ def test_a_group_is_an_engine_of_its_members(groups, size, dtype):
 
 @settings(deadline=None, max_examples=15)
 @given(st.integers(1, 3), st.integers(1, 6), st.integers(0, 999))
-def test_any_partition_will_do(groups, size, seed):
+def test_any_partition_into_groups_works(groups, size, seed):
     right = dgc.simulate(size, lambda engine: collectives(engine, torch.float32))
     for members in in_groups(
         partition(groups, size, seed), lambda group: collectives(group, torch.float32)
@@ -91,7 +91,7 @@ def test_sums_of_floats_are_alike_on_all_members(size):
     torch.testing.assert_close(members[0], sum(singles))
 
 
-def test_any_shape_is_summed_and_told_in_place():
+def test_any_shape_is_summed_and_broadcast_in_place():
     def worker(group):
         ours = torch.full((2, 2), float(group.rank)).t()
         assert group.all_reduce(ours) is ours

@@ -1,4 +1,4 @@
-"""Where the gradient and the memory of a machine are, before and after its sum."""
+"""The gradient and the memory of a machine, before and after its sum."""
 
 from __future__ import annotations
 
@@ -9,19 +9,32 @@ from types import SimpleNamespace
 import pytest
 import torch
 from dgc_helpers import bucket_of, loss, parameters, target, train, wrap
-from exchange_helpers import total_of
+from exchange_helpers import bucket_for, total_of
 
 import dgc
+from dgc.bucket_spec import BucketSpec
 from dgc.codec import Codec
 from dgc.compressors import Dense, TopK
-from dgc.exchanges import AllGather, AllReduce, Exchange, GTopK, Hierarchical, OkTopK, SparDL
+from dgc.exchanges import (
+    AllGather,
+    AllReduce,
+    Context,
+    Exchange,
+    GTopK,
+    Hierarchical,
+    OkTopK,
+    PowerSGD,
+    RandomK,
+    SparDL,
+)
 from dgc.memory import MomentumCorrection, Residual
+from dgc.nonfinite import non_finite_message
 from dgc.planner import Merged
 from dgc.profile import Profile
-from dgc.sparse import Sparse
+from dgc.sparse import Payload, Sparse
 
 NUMEL = 30
-WORLDS = [(4, 2), (6, 3), (6, 2), (5, 5), (3, 1), (8, 4)]  # workers, of a machine
+WORLDS = [(4, 2), (6, 3), (6, 2), (5, 5), (3, 1), (8, 4)]  # world size, ranks of a machine
 
 
 def drawn(rank: int, step: int = 0) -> torch.Tensor:
@@ -34,122 +47,133 @@ def machine_sum(rank: int, local_size: int, step: int = 0) -> torch.Tensor:
     return sum(drawn(other, step) for other in range(first, first + local_size))
 
 
-@pytest.mark.parametrize(('workers', 'local_size'), WORLDS)
-def test_the_first_of_a_machine_has_its_sum_and_the_others_nothing(workers, local_size):
+@pytest.mark.parametrize(('world_size', 'local_size'), WORLDS)
+def test_the_first_rank_of_a_machine_gets_its_sum_and_the_others_zeros(world_size, local_size):
     def worker(engine):
-        bucket = bucket_of(drawn(engine.rank))
-        healthy = Hierarchical(AllGather(), local_size).prepare(bucket, engine, healthy=True)
-        return healthy, bucket.gradient
+        exchange = Hierarchical(AllGather(), local_size)
+        bucket = bucket_for(exchange, drawn(engine.rank), engine)
+        is_finite = exchange.prepare(bucket, engine, is_finite=True)
+        return is_finite, bucket.gradient
 
-    for rank, (healthy, gradient) in enumerate(dgc.simulate(workers, worker)):
-        assert healthy
+    for rank, (is_finite, gradient) in enumerate(dgc.simulate(world_size, worker)):
+        assert is_finite
         if rank % local_size:
             assert not gradient.any()
         else:
             torch.testing.assert_close(gradient, machine_sum(rank, local_size))
 
 
-@pytest.mark.parametrize(('workers', 'local_size'), WORLDS)
-def test_what_the_others_kept_moves_to_the_first_once(workers, local_size):
+@pytest.mark.parametrize(('world_size', 'local_size'), WORLDS)
+def test_memories_of_the_other_ranks_move_to_the_first_once(world_size, local_size):
     """As after a run without this exchange: each has a momentum and a velocity."""
 
     def worker(engine):
         exchange, memory = Hierarchical(AllGather(), local_size), MomentumCorrection()
-        bucket = bucket_of(torch.zeros(NUMEL), buffers=memory.buffers)
+        bucket = bucket_for(exchange, torch.zeros(NUMEL), engine, buffers=memory.buffers)
         seen = []
         for step in (1, 2):
             for offset, flat in enumerate(bucket.buffers.values()):
                 flat.copy_(drawn(engine.rank, step + 10 * offset))
-            exchange.prepare(bucket, engine, healthy=True)
+            exchange.prepare(bucket, engine, is_finite=True)
             seen.append({name: flat.clone() for name, flat in bucket.buffers.items()})
         return seen
 
-    for rank, (first, second) in enumerate(dgc.simulate(workers, worker)):
+    for rank, (first, second) in enumerate(dgc.simulate(world_size, worker)):
         for offset, name in enumerate(MomentumCorrection.buffers):
             moved = machine_sum(rank, local_size, 1 + 10 * offset)
-            right = torch.zeros(NUMEL) if rank % local_size else moved
-            torch.testing.assert_close(first[name], right)
+            expected = torch.zeros(NUMEL) if rank % local_size else moved
+            torch.testing.assert_close(first[name], expected)
             assert torch.equal(second[name], drawn(rank, 2 + 10 * offset))
 
 
-def test_each_bucket_moves_its_own_and_does_so_again_after_a_state_was_loaded():
+@pytest.mark.parametrize(
+    ('saved', 'afterwards'),
+    # With its own state the move is over; a run that had no machines saved no such value.
+    [(True, [1, 1]), (False, [2, 0])],
+    ids=['own state', 'state of another exchange'],
+)
+def test_each_bucket_moves_its_own_memory_and_again_if_the_loaded_state_has_not(saved, afterwards):
     def worker(engine):
         exchange = Hierarchical(AllGather(), 2)
-        buckets = [bucket_of(torch.zeros(NUMEL), buffers=('residual',)) for _ in range(2)]
-        buckets[1].members[0] = buckets[1].members[0]._replace(name='other')
+        zeros = torch.zeros(NUMEL)
+        buckets = [bucket_for(exchange, zeros, engine, buffers=('residual',)) for _ in range(2)]
         seen = []
         for bucket in (*buckets, buckets[0]):
             bucket.buffers['residual'].fill_(1.0)
-            exchange.prepare(bucket, engine, healthy=True)
+            exchange.prepare(bucket, engine, is_finite=True)
             seen.append(float(bucket.buffers['residual'][0]))
-        exchange.load_state_dict(exchange.state_dict())
-        exchange.prepare(buckets[0], engine, healthy=True)
+        state = buckets[0].state_dict()
+        buckets[0].load_state_dict(state, state['values'] if saved else {})
+        exchange.prepare(buckets[0], engine, is_finite=True)
         return [*seen, float(buckets[0].buffers['residual'][0])]
 
-    assert dgc.simulate(2, worker) == [[2, 2, 1, 2], [0, 0, 1, 0]]
+    assert dgc.simulate(2, worker) == [[2, 2, 1, afterwards[0]], [0, 0, 1, afterwards[1]]]
 
 
 @pytest.mark.parametrize('bad', [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize('victim', range(6))
-def test_a_gradient_that_is_not_finite_makes_its_machines_first_unhealthy(victim, bad):
-    """And only that one: the victim has nothing to send any more."""
+def test_a_non_finite_gradient_is_reported_by_the_first_rank_of_its_machine(victim, bad):
+    """And by no other rank: the gradient of the victim is zero afterwards."""
 
     def worker(engine):
-        bucket = bucket_of(drawn(engine.rank))
+        exchange = Hierarchical(AllGather(), 3)
+        bucket = bucket_for(exchange, drawn(engine.rank), engine)
         if engine.rank == victim:
             bucket.gradient[7] = bad
         ours = engine.rank != victim
-        healthy = Hierarchical(AllGather(), 3).prepare(bucket, engine, healthy=ours)
-        return healthy, bool(bucket.gradient.isfinite().all())
+        is_finite = exchange.prepare(bucket, engine, is_finite=ours)
+        return is_finite, bool(bucket.gradient.isfinite().all())
 
-    for rank, (healthy, finite) in enumerate(dgc.simulate(6, worker)):
-        assert healthy == finite == (rank != victim - victim % 3)
+    for rank, (is_finite, finite) in enumerate(dgc.simulate(6, worker)):
+        assert is_finite == finite == (rank != victim - victim % 3)
 
 
 def test_infinities_of_both_signs_do_not_cancel():
     def worker(engine):
-        bucket = bucket_of(torch.full((NUMEL,), torch.inf if engine.rank else -torch.inf))
-        return Hierarchical(AllGather(), 2).prepare(bucket, engine, healthy=False)
+        exchange = Hierarchical(AllGather(), 2)
+        gradient = torch.full((NUMEL,), torch.inf if engine.rank else -torch.inf)
+        bucket = bucket_for(exchange, gradient, engine)
+        return exchange.prepare(bucket, engine, is_finite=False)
 
     assert dgc.simulate(2, worker) == [False, True]
 
 
 def run(make: Callable[[], Exchange], steps: int, dense_steps: int, engine: dgc.Engine):
-    """So many steps, the first of them dense, without masking: the sums, and what is kept."""
+    """Steps of which the first are uncompressed, without masking: the sums, and the memory."""
     exchange, memory, codec = make(), MomentumCorrection(momentum_masking=False), Codec()
-    bucket = bucket_of(torch.zeros(NUMEL), memory.buffers, momentum=0.9)
+    bucket = bucket_for(exchange, torch.zeros(NUMEL), engine, None, memory.buffers, momentum=0.9)
     totals = torch.zeros(NUMEL, dtype=torch.float64)
     for step in range(steps):
         bucket.gradient.copy_(drawn(engine.rank, step))
-        assert exchange.prepare(bucket, engine, healthy=True)
+        assert exchange.prepare(bucket, engine, is_finite=True)
         if step < dense_steps:
-            bucket.ratio = 1.0
-            message = memory.select(bucket, Dense())
-            exchanged = AllReduce().sum(bucket, message, codec, engine)
+            bucket.density = None
+            selected = memory.select(bucket, Dense())
+            exchanged = AllReduce().reduce(selected, Context(bucket, NUMEL, codec, engine))
         else:
-            bucket.ratio = 0.1
-            message = memory.select(bucket, Dense() if exchange.selects else TopK())
-            exchanged = exchange.sum(bucket, message, codec, engine)
-        memory.settle(bucket, message, exchanged)
-        totals += total_of(exchanged.parts).double()
+            bucket.density = 0.1
+            selected = memory.select(bucket, Dense() if exchange.selects else TopK())
+            exchanged = exchange.reduce(selected, Context(bucket, 3, codec, engine))
+        totals += total_of(exchanged.contributions).double()
+        memory.update(bucket, selected, exchanged, [])
     return totals, {name: flat.double() for name, flat in bucket.buffers.items()}
 
 
 @pytest.mark.parametrize('dense_steps', [0, 3])
 @pytest.mark.parametrize('inner', [AllGather, GTopK, OkTopK, SparDL])
-@pytest.mark.parametrize(('workers', 'local_size'), [(4, 2), (6, 3), (3, 1), (2, 2)])
+@pytest.mark.parametrize(('world_size', 'local_size'), [(4, 2), (6, 3), (3, 1), (2, 2)])
 def test_no_momentum_is_lost_from_the_dense_phase_to_the_sparse(
-    workers, local_size, inner, dense_steps
+    world_size, local_size, inner, dense_steps
 ):
-    """Without masking all is linear: sums and what is kept are the velocities of all workers."""
+    """Without masking all is linear: sums and residuals add up to all ranks' velocities."""
     make = lambda: Hierarchical(inner(), local_size)  # noqa: E731
-    results = dgc.simulate(workers, partial(run, make, 8, dense_steps))
+    results = dgc.simulate(world_size, partial(run, make, 8, dense_steps))
     u = given = torch.zeros(NUMEL, dtype=torch.float64)
     for step in range(8):
-        u = 0.9 * u + sum(drawn(rank, step) for rank in range(workers)).double()
+        u = 0.9 * u + sum(drawn(rank, step) for rank in range(world_size)).double()
         given = given + u
-    kept = sum(buffers['velocity'] for _, buffers in results)
-    torch.testing.assert_close(results[0][0] + kept, given, rtol=1e-5, atol=1e-4)
+    residual = sum(buffers['velocity'] for _, buffers in results)
+    torch.testing.assert_close(results[0][0] + residual, given, rtol=1e-5, atol=1e-4)
     momentum = sum(buffers['momentum'] for _, buffers in results)
     torch.testing.assert_close(momentum, u, rtol=1e-5, atol=1e-4)
     for rank, (totals, buffers) in enumerate(results):
@@ -162,8 +186,8 @@ def flat(tensors) -> torch.Tensor:
     return torch.cat([tensor.double().flatten() for tensor in tensors])
 
 
-def test_a_run_without_machines_goes_on_with_them_and_loses_nothing():
-    """Its state is loaded; one step later all that is kept is with the first of each machine."""
+def test_a_run_without_machines_resumes_with_them_and_loses_nothing():
+    """One step after its state was loaded, all residuals are with the first ranks of machines."""
 
     def worker(engine):
         def fresh(exchange):
@@ -173,7 +197,7 @@ def test_a_run_without_machines_goes_on_with_them_and_loses_nothing():
             )
             return named, wrap(named, composition, engine)
 
-        def kept(optimizer):
+        def residual_of(optimizer):
             memory = optimizer.reducer.state_dict()['memory']
             return flat(memory[name]['residual'] for name, _ in named)
 
@@ -181,27 +205,27 @@ def test_a_run_without_machines_goes_on_with_them_and_loses_nothing():
         train(before, named, 3, engine.rank)
         named, after = fresh(Hierarchical(GTopK(), 2))
         after.load_state_dict(before.state_dict())
-        had = kept(after)
+        had = residual_of(after)
         wanted = [p.detach() - target(p, engine.rank, 3, i) for i, (_, p) in enumerate(named)]
         loss(named, engine.rank, 3).backward()
         after.synchronize()
-        return had + flat(wanted), flat(p.grad for _, p in named), kept(after)
+        return had + flat(wanted), flat(p.grad for _, p in named), residual_of(after)
 
-    given, means, kept = zip(*dgc.simulate(4, worker), strict=True)
-    torch.testing.assert_close(4 * means[0] + sum(kept), sum(given), rtol=1e-5, atol=1e-5)
-    assert [bool(rest.any()) for rest in kept] == [True, False, True, False]
+    given, means, residuals = zip(*dgc.simulate(4, worker), strict=True)
+    torch.testing.assert_close(4 * means[0] + sum(residuals), sum(given), rtol=1e-5, atol=1e-5)
+    assert [bool(rest.any()) for rest in residuals] == [True, False, True, False]
 
 
 @pytest.mark.parametrize('local_size', [2, 3])
-def test_all_are_told_the_sum_as_one_dense_part_in_the_bucket(local_size):
+def test_all_ranks_get_the_sum_as_one_dense_contribution_in_the_buckets_total(local_size):
     def worker(engine):
-        bucket = bucket_of(torch.zeros(NUMEL), ratio=0.1)
+        bucket = bucket_of(torch.zeros(NUMEL), density=0.1)
         first = engine.rank % local_size == 0
         message = Sparse(
             torch.ones(int(first)), torch.tensor([4] if first else [], dtype=torch.int64), NUMEL
         )
         exchange = Hierarchical(AllGather(), local_size)
-        [part] = exchange.sum(bucket, message, Codec(), engine).parts
+        [part] = exchange.reduce(message, Context(bucket, 3, Codec(), engine)).contributions
         assert part.values is bucket.total
         return part.is_dense, part.values.nonzero().tolist(), float(part.values[4])
 
@@ -209,39 +233,39 @@ def test_all_are_told_the_sum_as_one_dense_part_in_the_bucket(local_size):
 
 
 def test_bytes_between_machines_and_inside_one():
-    inner, codec = GTopK(), Codec()
+    inner, codec, spec = GTopK(), Codec(), BucketSpec.of_shape(1000)
     for local_size, machines in ((4, 2), (None, 8)):
-        reckoned = Hierarchical(inner, local_size).bytes_sent(1000, 10, codec, workers=8)
-        assert reckoned == inner.bytes_sent(1000, 10, codec, machines)
+        closed = Hierarchical(inner, local_size).bytes_sent(spec, 10, codec, world_size=8)
+        assert closed == inner.bytes_sent(spec, 10, codec, machines)
     inside = [Hierarchical(inner, size).bytes_inside(10) for size in (1, 2, 3, 4, 5)]
     assert inside == [0, 40, 80, 80, 120]
 
 
 @pytest.mark.parametrize(('machines', 'local_size'), [(2, 1), (2, 2), (3, 3), (2, 4), (1, 5)])
-def test_the_first_of_a_machine_sends_what_is_reckoned_with(machines, local_size):
+def test_the_first_rank_of_a_machine_sends_the_bytes_of_the_closed_form(machines, local_size):
     exchange = Hierarchical(AllGather(), local_size)
 
     def worker(engine):
-        bucket = bucket_of(torch.zeros(NUMEL), ratio=0.1)
+        bucket = bucket_of(torch.zeros(NUMEL), density=0.1)
         message = Sparse(torch.ones(3), torch.tensor([4, 5, 6]), NUMEL)
-        exchange.sum(bucket, message, Codec(), engine)
+        exchange.reduce(message, Context(bucket, 3, Codec(), engine))
         return engine.traffic.sent
 
-    workers = machines * local_size
-    between = exchange.bytes_sent(NUMEL, 3, Codec(), workers)
-    sent = dgc.simulate(workers, worker)
+    world_size = machines * local_size
+    between = exchange.bytes_sent(BucketSpec.of_shape(NUMEL), 3, Codec(), world_size)
+    sent = dgc.simulate(world_size, worker)
     assert sent[0] == max(sent) == between + exchange.bytes_inside(NUMEL)
 
 
-def test_the_engine_says_how_many_a_machine_has():
-    """One machine of all of them: nothing is left for another exchange to do."""
+def test_the_number_of_ranks_of_a_machine_comes_from_the_engine():
+    """One machine of all ranks: the exchange between machines has one rank."""
 
     def worker(engine):
         engine.local_rank, engine.local_size = engine.rank, engine.size
         exchange = Hierarchical(AllGather())
         exchange.check(engine)
-        bucket = bucket_of(drawn(engine.rank))
-        exchange.prepare(bucket, engine, healthy=True)
+        bucket = bucket_for(exchange, drawn(engine.rank), engine)
+        exchange.prepare(bucket, engine, is_finite=True)
         return bool(bucket.gradient.any())
 
     assert dgc.simulate(3, worker) == [True, False, False]
@@ -258,8 +282,8 @@ def test_the_engine_says_how_many_a_machine_has():
     assert exchange.bytes_inside(NUMEL) == 4 * NUMEL
 
 
-def test_a_planner_by_times_knows_how_many_workers_a_machine_has():
-    """A gather among two machines pays where one among all eight workers does not."""
+def test_a_planner_that_needs_timing_knows_how_many_ranks_a_machine_has():
+    """A gather among two machines is faster than dense where one among eight ranks is not."""
     costs = []
 
     def worker(engine):
@@ -273,3 +297,51 @@ def test_a_planner_by_times_knows_how_many_workers_a_machine_has():
 
     dgc.simulate(8, worker)
     assert all(each.sparse is not None for each in costs)
+
+
+@pytest.mark.parametrize('make', [AllReduce, PowerSGD], ids=['all-reduce', 'PowerSGD'])
+def test_a_sum_that_lies_in_the_buckets_total_already_is_kept(make):
+    """The inner exchange's first dense contribution may lie where the machine's sum is written."""
+
+    def worker(engine):
+        exchange = Hierarchical(make(), 2)
+        bucket = bucket_for(exchange, drawn(engine.rank), engine)
+        exchange.prepare(bucket, engine, is_finite=True)
+        selected = Sparse(bucket.gradient.clone(), None, NUMEL)
+        return total_of(
+            exchange.reduce(selected, Context(bucket, NUMEL, Codec(), engine)).contributions
+        )
+
+    expected = sum(drawn(rank) for rank in range(4))
+    for total in dgc.simulate(4, worker):
+        torch.testing.assert_close(total, expected)
+
+
+@pytest.mark.parametrize('victim', [0, 1, 2, 5])
+@pytest.mark.parametrize(
+    'make', [AllReduce, PowerSGD, partial(RandomK, 3)], ids=['all-reduce', 'PowerSGD', 'random-k']
+)
+def test_all_ranks_report_a_non_finite_gradient_of_any_machine(make, victim):
+    """Also where the inner exchange reports it apart from element 0 of its result."""
+
+    def worker(engine):
+        exchange = Hierarchical(make(), 2)
+        bucket = bucket_for(exchange, drawn(engine.rank), engine)
+        if engine.rank == victim:
+            bucket.gradient[7] = torch.nan
+        is_finite = exchange.prepare(bucket, engine, is_finite=engine.rank != victim)
+        selected = Sparse(bucket.gradient.clone(), None, NUMEL)
+        if not is_finite:
+            selected = non_finite_message(bucket, Payload.DENSE)
+        return exchange.reduce(selected, Context(bucket, 2, Codec(), engine, is_finite)).non_finite
+
+    assert dgc.simulate(6, worker) == [True] * 6
+
+
+@pytest.mark.parametrize(
+    'inner', [AllGather(), SparDL(), PowerSGD(), RandomK(), RandomK(unbiased=True)]
+)
+def test_it_has_the_properties_of_the_inner_exchange(inner):
+    names = ('accepts', 'selects', 'loses', 'is_estimate', 'approximates', 'unbiased', 'scale')
+    outer = Hierarchical(inner, 2)
+    assert [getattr(outer, name) for name in names] == [getattr(inner, name) for name in names]

@@ -1,4 +1,4 @@
-"""The k-th largest of all workers' numbers, against sorting them."""
+"""The k-th largest of all ranks' numbers, against sorting them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import dgc
 from dgc.exchanges.kth_largest import kth_largest
 
 NAN, INF = float('nan'), float('inf')
-ODD = [0.0, -0.0, 1.0, -1.0, 1e-45, -3e-39, 1.1754944e-38, 3.4028235e38, INF, -INF, NAN]
+SPECIAL = [0.0, -0.0, 1.0, -1.0, 1e-45, -3e-39, 1.1754944e-38, 3.4028235e38, INF, -INF, NAN]
 
 
 def found(parts: list[list[float]], k: int) -> float:
-    """What all workers find."""
+    """The number that all ranks find."""
     tensors = [torch.tensor(part, dtype=torch.float32) for part in parts]
     all_found = dgc.simulate(len(parts), lambda e: kth_largest(tensors[e.rank], k, e))
     assert len({str(value) for value in all_found}) == 1
     return all_found[0]
 
 
-def right(parts: list[list[float]], k: int) -> float:
+def sorted_kth(parts: list[list[float]], k: int) -> float:
     """By sorting; torch.sort counts a NaN as the largest."""
     magnitudes = torch.cat([torch.tensor(part, dtype=torch.float32) for part in parts]).abs()
     ordered = magnitudes.sort(descending=True).values
@@ -35,29 +35,31 @@ def same(one: float, other: float) -> bool:
     return one == other or (math.isnan(one) and math.isnan(other))
 
 
-numbers = st.one_of(st.floats(width=32), st.sampled_from(ODD), st.sampled_from([1.0, 2.0, -2.0]))
+numbers = st.one_of(
+    st.floats(width=32), st.sampled_from(SPECIAL), st.sampled_from([1.0, 2.0, -2.0])
+)
 
 
 @settings(deadline=None, max_examples=80)
 @given(st.lists(st.lists(numbers, max_size=8), min_size=1, max_size=4), st.integers(1, 20))
-def test_is_found_by_sorting_too(parts, k):
-    assert same(found(parts, k), right(parts, k))
+def test_equals_what_sorting_finds(parts, k):
+    assert same(found(parts, k), sorted_kth(parts, k))
 
 
-@pytest.mark.parametrize('workers', [1, 3, 8])
-def test_of_many_numbers(workers):
-    draw = torch.Generator().manual_seed(workers)
-    parts = [torch.randn(500, generator=draw).tolist() for _ in range(workers)]
-    for k in (1, 2, 17, 400, 500 * workers):
-        assert found(parts, k) == right(parts, k)
+@pytest.mark.parametrize('world_size', [1, 3, 8])
+def test_of_many_numbers(world_size):
+    draw = torch.Generator().manual_seed(world_size)
+    parts = [torch.randn(500, generator=draw).tolist() for _ in range(world_size)]
+    for k in (1, 2, 17, 400, 500 * world_size):
+        assert found(parts, k) == sorted_kth(parts, k)
 
 
-def test_ties_count_as_often_as_they_are_there():
+def test_each_of_equal_numbers_counts():
     parts = [[1.0, 3.0, 3.0], [-3.0], [2.0, 0.5]]
     assert [found(parts, k) for k in range(1, 7)] == [3, 3, 3, 2, 1, 0.5]
 
 
-def test_where_there_are_fewer_everything_is_above():
+def test_is_zero_where_there_are_fewer_than_k():
     assert found([[1.0], [2.0]], 3) == 0
     assert found([[], [], []], 1) == 0
     assert found([[NAN], []], 2) == 0
@@ -78,7 +80,7 @@ def test_a_nan_of_any_bits_counts():
 
 
 @pytest.mark.parametrize('parts', [[[], []], [[1.0], []], [[1.0, 2.0, 3.0], [4.0, 5.0]]])
-def test_takes_four_histograms_whatever_there_is(parts):
+def test_takes_four_histograms_for_any_data(parts):
     def worker(engine):
         kth_largest(torch.tensor(parts[engine.rank]), 2, engine)
         return engine.traffic.sent

@@ -1,4 +1,4 @@
-"""What an exchange refuses, before the first message, by the name and value of the setting."""
+"""Settings, ranks and messages that an exchange refuses; errors name the setting and its value."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from dgc_helpers import bucket_of
+from exchange_helpers import bucket_for
 
 import dgc
 from dgc.codec import Codec, CodecError
@@ -14,17 +14,22 @@ from dgc.exchanges import (
     AllGather,
     Bruck,
     ChunkAllReduce,
+    CompressedAllReduce,
+    Context,
     GTopK,
     Hierarchical,
+    MajorityVote,
     OkTopK,
+    PowerSGD,
     RecursiveDoubling,
+    Scale,
     SparDL,
 )
 from dgc.sparse import Sparse
 
 
 def place(rank=0, size=4, local_rank=0, local_size=1):
-    """An engine, as far as a check looks."""
+    """The attributes of an engine that ``check`` uses."""
     return SimpleNamespace(
         rank=rank,
         size=size,
@@ -45,9 +50,13 @@ def place(rank=0, size=4, local_rank=0, local_size=1):
         (lambda: OkTopK(threshold_period=0), 'at least 1, got 0 and 64'),
         (lambda: OkTopK(region_period=-1), 'at least 1, got 32 and -1'),
         (lambda: Hierarchical(AllGather(), local_size=0), 'local_size must be at least 1, got 0'),
+        (lambda: PowerSGD(rank=0), 'the rank of PowerSGD must be at least 1, got 0'),
+        (lambda: Hierarchical(MajorityVote()), 'MajorityVote gives no sum'),
+        (lambda: Hierarchical(CompressedAllReduce()), 'CompressedAllReduce gives no sum'),
+        (lambda: Hierarchical(AllGather(Scale.CONTRIBUTORS)), 'AllGather gives no sum'),
     ],
 )
-def test_settings_that_make_no_sense(make, message):
+def test_invalid_settings(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -55,21 +64,21 @@ def test_settings_that_make_no_sense(make, message):
 @pytest.mark.parametrize(
     ('exchange', 'engine', 'message'),
     [
-        (SparDL(2), place(size=5), 'teams=2 does not divide 5 workers'),
-        (SparDL(4), place(size=2), 'teams=4 does not divide 2 workers'),
-        (Hierarchical(GTopK(), 3), place(size=4), 'local_size=3 does not divide 4 workers'),
+        (SparDL(2), place(size=5), 'teams=2 does not divide 5 ranks'),
+        (SparDL(4), place(size=2), 'teams=4 does not divide 2 ranks'),
+        (Hierarchical(GTopK(), 3), place(size=4), 'local_size=3 does not divide 4 ranks'),
         (Hierarchical(GTopK()), place(size=5, local_size=2), 'local_size=2 does not divide 5'),
-        # Two machines of two, to which the ranks were dealt out in turns.
+        # Two machines of two whose ranks alternate.
         (
             Hierarchical(GTopK()),
             place(rank=2, local_rank=1, local_size=2),
             'rank 2 is number 1 of the 2 on its machine',
         ),
-        # Three machines of two: the exchange between them is asked too.
-        (Hierarchical(SparDL(2), 2), place(size=6), 'teams=2 does not divide 3 workers'),
+        # Three machines of two: the exchange between them is checked too.
+        (Hierarchical(SparDL(2), 2), place(size=6), 'teams=2 does not divide 3 ranks'),
     ],
 )
-def test_workers_that_cannot_be_served(exchange, engine, message):
+def test_world_sizes_that_cannot_be_served(exchange, engine, message):
     with pytest.raises(ValueError, match=message):
         exchange.check(engine)
 
@@ -86,34 +95,37 @@ def test_workers_that_cannot_be_served(exchange, engine, message):
         (SparDL(3, Bruck()), place(size=3)),
         (SparDL(4, RecursiveDoubling()), place(size=8)),
         (Hierarchical(GTopK()), place(rank=3, local_rank=1, local_size=2)),
-        # It is said how many a machine has, so what the engine takes for one does not matter.
+        # local_size is given, so the machines that the engine sees do not matter.
         (Hierarchical(GTopK(), 2), place(rank=3, local_rank=3, local_size=4)),
         (Hierarchical(SparDL(2), 2), place(rank=5, size=8)),
     ],
 )
-def test_workers_that_can(exchange, engine):
+def test_world_sizes_that_can_be_served(exchange, engine):
     exchange.check(engine)
 
 
 @pytest.mark.parametrize('exchange', [AllGather(), GTopK(), OkTopK()])
-def test_a_message_of_another_bucket_is_told_by_its_length(exchange):
-    """Two workers whose models differ."""
+def test_a_message_of_another_bucket_is_refused_by_its_length(exchange):
+    """Two ranks whose models differ."""
 
     def worker(engine):
         numel = 10 + engine.rank
         message = Sparse(torch.ones(1), torch.tensor([4]), numel)
-        return exchange.sum(bucket_of(torch.zeros(numel), ratio=0.05), message, Codec(), engine)
+        bucket = bucket_for(exchange, torch.zeros(numel), engine, density=0.05)
+        return exchange.reduce(message, Context(bucket, 1, Codec(), engine))
 
-    with pytest.raises(CodecError, match=r'rank \d sent 1[01] elements as its part of weight'):
+    with pytest.raises(
+        CodecError, match=r'rank \d sent 1[01] elements for weight, which has 1[01]'
+    ):
         dgc.simulate(2, worker)
 
 
 def test_machines_of_different_sizes_are_refused_by_all():
-    """Four workers on machines of 2, 1 and 1: each rank by itself sees nothing wrong."""
+    """Four ranks on machines of 2, 1 and 1: each rank by itself sees nothing wrong."""
 
     def worker(engine):
         engine.local_rank, engine.local_size = [(0, 2), (1, 2), (0, 1), (0, 1)][engine.rank]
-        with pytest.raises(ValueError, match=r'machines have \[1, 2\] workers: start as many'):
+        with pytest.raises(ValueError, match=r'machines have \[1, 2\] ranks: start as many'):
             Hierarchical(GTopK()).check(engine)
         return True
 

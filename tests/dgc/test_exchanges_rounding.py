@@ -1,4 +1,4 @@
-"""What a codec rounds off ends in one memory, however often a sum is written on its way."""
+"""Each quantization error ends in exactly one memory, however often a sum is encoded."""
 
 import pytest
 import torch
@@ -7,50 +7,50 @@ from exchange_helpers import (
     Case,
     assert_agree,
     assert_conserved,
-    bring_all,
     cases_of,
+    run_all,
     worlds,
 )
 
 from dgc.codec import Codec
 
 CODECS = {'fp16 int32': Codec('fp16', 'int32'), 'int8 packed': Codec('int8', 'packed')}
-KINDS = ('normal', 'ties', 'one element', 'fewer elements than workers', 'less than k')
+KINDS = ('normal', 'ties', 'one element', 'fewer elements than ranks', 'less than k')
 
 
 @pytest.mark.parametrize(
-    ('row', 'workers', 'codec'),
-    [(row, workers, 'fp16 int32') for row, workers in worlds((1, 3, 4, 6))]
-    + [(row, workers, 'int8 packed') for row, workers in worlds((2, 5, 6, 8))],
+    ('row', 'world_size', 'codec'),
+    [(row, world_size, 'fp16 int32') for row, world_size in worlds((1, 3, 4, 6))]
+    + [(row, world_size, 'int8 packed') for row, world_size in worlds((2, 5, 6, 8))],
 )
-def test_all_agree_and_nothing_is_lost(row, workers, codec):
-    cases = cases_of(workers, whole=True, kinds=KINDS)
-    ended = bring_all(EXCHANGES[row][0], cases, CODECS[codec])
-    for case, end in zip(cases, ended, strict=True):
-        assert_agree(case, end)
-        assert_conserved(case, end)
+def test_all_agree_and_nothing_is_lost(row, world_size, codec):
+    cases = cases_of(world_size, corrected=True, kinds=KINDS)
+    results = run_all(EXCHANGES[row][0], cases, CODECS[codec])
+    for case, of_case in zip(cases, results, strict=True):
+        assert_agree(case, of_case)
+        assert_conserved(case, of_case)
 
 
-@pytest.mark.parametrize('workers', [1, 5, 8])
+@pytest.mark.parametrize('world_size', [1, 5, 8])
 @pytest.mark.parametrize('row', ['gtopk', 'gtopk doubling', 'spardl'])
-def test_a_rounding_is_kept_by_one_worker_even_where_many_write_the_same(row, workers):
-    """One worker has an element that int8 cannot write beside a larger one."""
+def test_one_rank_keeps_the_error_of_a_message_that_many_encode(row, world_size):
+    """One rank has an element that int8 rounds to zero beside a larger one."""
     mine = torch.zeros(40)
     mine[3], mine[4] = 127.0, 0.4
-    case = Case('', 2 * workers, [*[torch.zeros(40)] * (workers - 1), mine])
-    [ended] = bring_all(EXCHANGES[row][0], [case], Codec('int8', 'int32'))
-    kept = torch.stack([one.kept for one in ended])
-    assert ended[0].total.nonzero().tolist() == [[3]]
-    assert kept.nonzero()[:, 1].tolist() == [4]
-    assert float(kept.sum()) == pytest.approx(0.4)
+    case = Case('', 2 * world_size, [*[torch.zeros(40)] * (world_size - 1), mine])
+    [results] = run_all(EXCHANGES[row][0], [case], Codec('int8', 'int32'))
+    residuals = torch.stack([one.residual for one in results])
+    assert results[0].total.nonzero().tolist() == [[3]]
+    assert residuals.nonzero()[:, 1].tolist() == [4]
+    assert float(residuals.sum()) == pytest.approx(0.4)
 
 
-@pytest.mark.parametrize(('row', 'workers'), worlds((1, 2, 3, 12)))
-def test_a_gradient_of_zeros_is_sent_and_nothing_comes_of_it(row, workers):
-    """torch.topk chooses k zeros where there is nothing else: messages of explicit zeros."""
-    case = Case('', 5, [torch.zeros(30)] * workers)
+@pytest.mark.parametrize(('row', 'world_size'), worlds((1, 2, 3, 12)))
+def test_zero_gradients_give_a_zero_sum_and_zero_residuals(row, world_size):
+    """torch.topk selects k zeros where there is nothing else: messages of explicit zeros."""
+    case = Case('', 5, [torch.zeros(30)] * world_size)
     for codec in (Codec(), CODECS['int8 packed']):
-        [ended] = bring_all(EXCHANGES[row][0], [case], codec)
-        for one in ended:
+        [results] = run_all(EXCHANGES[row][0], [case], codec)
+        for one in results:
             assert not one.total.any()
-            assert not one.kept.any()
+            assert not one.residual.any()

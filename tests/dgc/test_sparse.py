@@ -14,6 +14,7 @@ from dgc.sparse import (
     gather,
     indices_of,
     join,
+    mean_of_contributors,
     merge,
     nothing,
 )
@@ -23,7 +24,7 @@ def message(numel: int, elements: dict[int, float]) -> Sparse:
     return Sparse(torch.tensor(list(elements.values())), torch.tensor(list(elements)), numel)
 
 
-def test_what_was_gathered_is_put_back_where_it_was():
+def test_gathered_elements_keep_their_positions():
     flat = torch.tensor([5.0, 6.0, 7.0, 8.0])
     assert gather(flat, torch.tensor([3, 1])).to_dense().tolist() == [0, 6, 0, 8]
 
@@ -48,7 +49,7 @@ def test_a_dense_message_has_every_element_in_order():
     assert dense.add_to(torch.ones(2), alpha=-1.0).tolist() == [0, -1]
 
 
-def test_nothing_adds_nothing():
+def test_an_empty_message_adds_nothing():
     empty = nothing(3)
     assert not empty.is_dense
     assert empty.values.numel() == empty.indices.numel() == 0
@@ -67,7 +68,7 @@ def test_dense_messages_are_subtracted_element_by_element():
 
 @settings(deadline=None, max_examples=50)
 @given(st.data())
-def test_delivered_and_difference_are_ours_in_any_order_and_with_any_cut(data):
+def test_delivered_plus_difference_equals_ours_in_any_order_and_with_any_cut(data):
     numel = data.draw(st.integers(1, 12))
     positions = data.draw(st.lists(st.integers(0, numel - 1), unique=True))
     delivered = data.draw(st.permutations(positions))[: data.draw(st.integers(0, len(positions)))]
@@ -77,30 +78,30 @@ def test_delivered_and_difference_are_ours_in_any_order_and_with_any_cut(data):
         ours = nothing(numel)
     if not delivered:
         theirs = nothing(numel)
-    left_out = difference(ours, theirs)
-    assert torch.equal(left_out.add_to(theirs.to_dense()), ours.to_dense())
+    error = difference(ours, theirs)
+    assert torch.equal(error.add_to(theirs.to_dense()), ours.to_dense())
 
 
 NUMEL = 12
 NAN, INF = float('nan'), float('inf')
-whole = st.integers(-3, 3).map(float)
-odd = st.one_of(whole, st.sampled_from([NAN, INF, -INF]))
+integers = st.integers(-3, 3).map(float)
+special = st.one_of(integers, st.sampled_from([NAN, INF, -INF]))
 
 
-def messages(values=whole):
-    """Elements of NUMEL by position, as plain Python has them."""
+def messages(values=integers):
+    """Elements of a message of NUMEL by position."""
     return st.dictionaries(st.integers(0, NUMEL - 1), values)
 
 
-def written(elements: dict[int, float]) -> Sparse:
-    """The same as a message: in order of position."""
+def sparse_of(elements: dict[int, float]) -> Sparse:
+    """A message of these elements, in order of position."""
     if not elements:
         return nothing(NUMEL)
     return message(NUMEL, dict(sorted(elements.items())))
 
 
-def read(sparse: Sparse) -> dict[int, float]:
-    """And back; what is not in order, or twice there, is not a message."""
+def elements_of(sparse: Sparse) -> dict[int, float]:
+    """Elements by position. A message has ascending, unique indices."""
     indices = indices_of(sparse).tolist()
     assert indices == sorted(set(indices))
     assert sparse.values.dtype == torch.float32
@@ -110,37 +111,53 @@ def read(sparse: Sparse) -> dict[int, float]:
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(messages(), min_size=1, max_size=5))
-def test_merged_messages_have_what_any_of_them_has_and_the_sum_of_it(parts):
-    right = defaultdict(float)
+def test_a_merged_message_has_every_index_and_the_sum_of_its_values(parts):
+    expected = defaultdict(float)
     for part in parts:
         for index, value in part.items():
-            right[index] += value
-    assert read(merge([written(part) for part in parts])) == right
+            expected[index] += value
+    assert elements_of(merge([sparse_of(part) for part in parts])) == expected
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(messages(), min_size=1, max_size=5))
+def test_the_mean_of_contributors_divides_by_how_many_messages_have_the_index(parts):
+    values = defaultdict(list)
+    for part in parts:
+        for index, value in part.items():
+            values[index].append(value)
+    mean = elements_of(mean_of_contributors([sparse_of(part) for part in parts]))
+    assert mean == {index: pytest.approx(sum(each) / len(each)) for index, each in values.items()}
+
+
+def test_an_explicit_zero_counts_as_a_contribution():
+    parts = [message(NUMEL, {3: 4.0}), message(NUMEL, {3: 0.0}), message(NUMEL, {5: 1.0})]
+    assert elements_of(mean_of_contributors(parts)) == {3: 2, 5: 1}
 
 
 def test_merging_adds_in_the_order_of_the_messages():
-    """In any other order, these do not come to zero."""
+    """In any other order the sum is not zero."""
     numbers = [message(NUMEL, {3: value}) for value in (1e8, 1.0, -1e8)]
-    assert read(merge(numbers)) == {3: 0}
+    assert elements_of(merge(numbers)) == {3: 0}
 
 
 def test_an_index_whose_values_cancel_is_still_there():
-    assert read(merge([message(NUMEL, {3: 1.0}), message(NUMEL, {3: -1.0})])) == {3: 0}
+    assert elements_of(merge([message(NUMEL, {3: 1.0}), message(NUMEL, {3: -1.0})])) == {3: 0}
 
 
 @settings(deadline=None, max_examples=50)
 @given(messages(), st.lists(st.integers(0, 3), min_size=NUMEL, max_size=NUMEL))
-def test_joined_messages_have_what_each_of_them_has(elements, owners):
+def test_joined_messages_have_the_elements_of_each(elements, owners):
     parts = [
-        written({index: value for index, value in elements.items() if owners[index] == owner})
+        sparse_of({index: value for index, value in elements.items() if owners[index] == owner})
         for owner in range(4)
     ]
-    assert read(join(parts, NUMEL)) == elements
+    assert elements_of(join(parts, NUMEL)) == elements
 
 
 @settings(deadline=None, max_examples=200)
-@given(messages(odd), st.integers(1, NUMEL + 2))
-def test_what_is_cut_is_what_sorting_leaves_over(elements, k):
+@given(messages(special), st.integers(1, NUMEL + 2))
+def test_a_cut_keeps_the_first_k_of_the_sorted_elements(elements, k):
     """By magnitude, then by position; a NaN is as large as an infinity."""
 
     def rank(index):
@@ -148,15 +165,15 @@ def test_what_is_cut_is_what_sorting_leaves_over(elements, k):
         return -(INF if math.isnan(magnitude) else magnitude), index
 
     order = sorted(elements, key=rank)
-    kept, rest = cut(written(elements), k)
-    assert list(read(kept)) == sorted(order[:k])
-    assert list(read(rest)) == sorted(order[k:])
+    kept, rest = cut(sparse_of(elements), k)
+    assert list(elements_of(kept)) == sorted(order[:k])
+    assert list(elements_of(rest)) == sorted(order[k:])
     for part in (kept, rest):
-        for index, value in read(part).items():
+        for index, value in elements_of(part).items():
             assert value == elements[index] or (math.isnan(value) and math.isnan(elements[index]))
 
 
-def test_a_nan_is_kept_before_what_comes_later_however_large():
+def test_a_nan_is_kept_before_later_elements_of_any_magnitude():
     kept, rest = cut(message(4, {0: NAN, 1: INF, 2: -INF, 3: 3e38}), 1)
     assert kept.indices.tolist() == [0]
     assert rest.indices.tolist() == [1, 2, 3]
