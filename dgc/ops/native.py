@@ -85,12 +85,17 @@ def in_order(indices: Tensor, numel: int) -> bool:
 
 
 def linear_encode(values: Tensor, bits: int, block: int) -> Tensor:
-    """``dgc.codec.values.Linear.encode_plainly`` in two passes over the values of a block."""
+    """``dgc.codec.values.linear.Linear.encode_plainly`` in two passes over each block."""
     return torch.ops.dgc.linear_encode(values.contiguous(), bits, block)
 
 
+def qsgd_encode(values: Tensor, bits: int, block: int, first: int, second: int) -> Tensor:
+    """``dgc.codec.values.qsgd.QSGD.encode_plainly``, with the two keys of its seed."""
+    return torch.ops.dgc.qsgd_encode(values.contiguous(), bits, block, first, second)
+
+
 def linear_decode(section: Tensor, count: int, bits: int, block: int) -> tuple[Tensor, bool]:
-    """``dgc.codec.values.Linear.decode_plainly``; False where a block's scale makes no sense."""
+    """``Linear.decode_plainly``; the second result is False where a block's scale is invalid."""
     return torch.ops.dgc.linear_decode(section.contiguous(), count, bits, block)
 
 
