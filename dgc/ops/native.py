@@ -33,9 +33,11 @@ def load() -> bool:
     return True
 
 
-def accumulate(kept: Tensor, update: Update, threshold: float, limit: int) -> Found:
+def accumulate(accumulated: Tensor, update: Update, threshold: float, limit: int) -> Found:
     """Update, compare and collect in one pass over memory."""
-    indices, values, count = torch.ops.dgc.accumulate(kept, *_arguments(update), threshold, limit)
+    indices, values, count = torch.ops.dgc.accumulate(
+        accumulated, *_arguments(update), threshold, limit
+    )
     return Found(count, indices, values)
 
 
@@ -45,9 +47,9 @@ def collect(values: Tensor, threshold: float, limit: int) -> Found:
     return Found(count, indices, chosen)
 
 
-def sample(kept: Tensor, update: Update, positions: Tensor) -> Tensor:
+def sample(accumulated: Tensor, update: Update, positions: Tensor) -> Tensor:
     """Reads at ``positions`` alone."""
-    return torch.ops.dgc.sample(kept, *_arguments(update), positions)
+    return torch.ops.dgc.sample(accumulated, *_arguments(update), positions)
 
 
 def spread(pieces: Sequence[Tensor], parts: Sequence[Sparse], scale: float) -> None:

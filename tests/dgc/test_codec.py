@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from dgc.codec import INDICES, VALUES, VERSION, Codec
 from dgc.memory import Residual
-from dgc.sparse import Sparse, difference, nothing
+from dgc.sparse import Sparse, difference, empty_message
 
 # The most that is rounded off: of each value, and of the largest of the message.
 OF_ITSELF = {'fp16': 2.0**-11, 'bf16': 2.0**-8}
@@ -131,7 +131,7 @@ def test_a_message_of_fewer_elements_fits_where_more_do(values, indices, numel, 
 def test_an_empty_message_is_legal(values, indices):
     codec = Codec(values, indices)
     for numel in (0, 5):
-        sparse = fitting(nothing(numel), indices)
+        sparse = fitting(empty_message(numel), indices)
         assert codec.decode(codec.encode(sparse)).to_dense().tolist() == [0.0] * numel
 
 
@@ -244,9 +244,15 @@ class TestWhatIsNotWritten:
             Codec('fp32', indices).encode(Sparse(torch.ones(2), None, 2))
 
     @pytest.mark.parametrize(
-        'sparse', [message({1: 1.0}, 2), message({0: 1.0, 1: 1.0}, 2), nothing(2), nothing(0)],
+        'sparse',
+        [
+            message({1: 1.0}, 2),
+            message({0: 1.0, 1: 1.0}, 2),
+            empty_message(2),
+            empty_message(0),
+        ],
         ids=['one of two', 'two of two', 'none of two', 'none of none'],
-    )  # fmt: skip
+    )
     def test_a_sparse_message_without_indices(self, sparse):
         with pytest.raises(ValueError, match=r"indices='none'.*: choose indices='packed'"):
             Codec('fp32', 'none').encode(sparse)

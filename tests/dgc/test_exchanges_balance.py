@@ -12,7 +12,7 @@ import dgc
 from dgc.codec import Codec
 from dgc.exchanges.balance import Balance, overlaps, spans
 from dgc.exchanges.ledger import Ledger
-from dgc.sparse import Sparse, nothing
+from dgc.sparse import Sparse, empty_message
 
 CODEC = Codec('fp32', 'int32')
 counts_of_workers = st.lists(st.integers(0, 25), min_size=1, max_size=6)
@@ -30,7 +30,10 @@ def evened_out(counts, codec=CODEC):
     parts = parts_of(counts)
 
     def worker(engine):
-        bucket, ledger = bucket_of(torch.zeros(parts[0].numel)), Ledger(nothing(parts[0].numel))
+        bucket, ledger = (
+            bucket_of(torch.zeros(parts[0].numel)),
+            Ledger(empty_message(parts[0].numel)),
+        )
         mine = Balance(counts).even_out(parts[engine.rank], bucket, codec, ledger, engine)
         everywhere = Sparse(torch.zeros(mine.numel), torch.arange(mine.numel), mine.numel)
         left_out = ledger.settle([], everywhere).left_out

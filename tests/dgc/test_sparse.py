@@ -11,11 +11,11 @@ from dgc.sparse import (
     contains,
     cut,
     difference,
+    empty_message,
     gather,
     indices_of,
     join,
     merge,
-    nothing,
 )
 
 
@@ -49,7 +49,7 @@ def test_a_dense_message_has_every_element_in_order():
 
 
 def test_nothing_adds_nothing():
-    empty = nothing(3)
+    empty = empty_message(3)
     assert not empty.is_dense
     assert empty.values.numel() == empty.indices.numel() == 0
     assert empty.to_dense().tolist() == [0, 0, 0]
@@ -74,9 +74,9 @@ def test_delivered_and_difference_are_ours_in_any_order_and_with_any_cut(data):
     ours = message(numel, {i: float(i + 1) for i in positions})
     theirs = message(numel, {i: 0.5 * (i + 1) for i in delivered})
     if not positions:
-        ours = nothing(numel)
+        ours = empty_message(numel)
     if not delivered:
-        theirs = nothing(numel)
+        theirs = empty_message(numel)
     left_out = difference(ours, theirs)
     assert torch.equal(left_out.add_to(theirs.to_dense()), ours.to_dense())
 
@@ -95,7 +95,7 @@ def messages(values=whole):
 def written(elements: dict[int, float]) -> Sparse:
     """The same as a message: in order of position."""
     if not elements:
-        return nothing(NUMEL)
+        return empty_message(NUMEL)
     return message(NUMEL, dict(sorted(elements.items())))
 
 
