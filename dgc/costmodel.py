@@ -1,7 +1,7 @@
-"""How long what an engine does takes, in closed form: the α-β model of a network.
+"""The α-β model of a network: closed forms of the time of an engine's calls, and their calibration.
 
-Of P workers, each with a full-duplex link of its own into a switch that never is the bottleneck.
-What α and β are between two hosts, or within one, ``calibrate`` measures.
+Each of P ranks has a full-duplex link of its own into a switch that is never the bottleneck.
+``calibrate`` measures α and β between hosts, or within one.
 """
 
 from __future__ import annotations
@@ -15,22 +15,24 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-if TYPE_CHECKING:  # an engine may well use this
+if TYPE_CHECKING:  # engines import this module
     from dgc.engines.base import Engine
 
 SIZES = tuple(4**power for power in range(5, 13))  # bytes: 1 kB to 16 MB
 REPEATS = 9
-LEAST = 1e-6  # seconds: what a clock may show for nothing
+LEAST = 1e-6  # seconds: shorter times are below what the clock resolves
 
 
 @dataclass(frozen=True)
 class Network:
-    """A message of m bytes takes ``α + βm`` (Hockney 1994).
+    """Predicts the time of a message of m bytes as ``α + βm`` (Hockney 1994).
 
-    Collectives as Thakur, Rabenseifner and Gropp (IJHPCA 2005, section 4) write them, without the
-    time of adding up. All times in seconds.
+    Collectives follow Thakur, Rabenseifner and Gropp (IJHPCA 2005, section 4), without the time of
+    the additions. All times are in seconds, all sizes in bytes.
 
-    alpha: seconds a message; beta: seconds a byte.
+    Attributes:
+        alpha: seconds per message.
+        beta: seconds per byte.
     """
 
     alpha: float
@@ -38,51 +40,54 @@ class Network:
 
     @classmethod
     def of(cls, bits_per_second: float, latency: float) -> Network:
-        """Links of this rate, and a latency in seconds."""
+        """The network whose links have this rate, and this latency in seconds."""
         return cls(alpha=latency, beta=8 / bits_per_second)
 
     def message(self, nbytes: float) -> float:
-        """``α + βm``: from one worker to another."""
+        """``α + βm``: m bytes from one rank to another."""
         return self.alpha + self.beta * nbytes
 
     def all_gather(self, nbytes: float, workers: int) -> float:
-        """``(P-1)(α + βm)``: every worker's m bytes pass round a ring."""
+        """``(P-1)(α + βm)``: a ring all-gather of m bytes per rank."""
         return (workers - 1) * self.message(nbytes)
 
     def all_reduce(self, nbytes: float, workers: int) -> float:
-        """``2(P-1)(α + βN/P)``: N bytes, in P parts, pass round a ring twice."""
+        """``2(P-1)(α + βN/P)``: a ring all-reduce of N bytes, as reduce-scatter and all-gather."""
         return 2 * (workers - 1) * self.message(nbytes / workers)
 
     def broadcast(self, nbytes: float, workers: int) -> float:
-        """``⌈log2 P⌉(α + βN)``: N bytes go down a binomial tree."""
+        """``⌈log2 P⌉(α + βN)``: N bytes along a binomial tree."""
         return rounds(workers) * self.message(nbytes)
 
     def barrier(self, workers: int) -> float:
-        """``⌈log2 P⌉α``: empty messages, each time over twice the distance."""
+        """``⌈log2 P⌉α``: a dissemination barrier, whose messages are empty."""
         return rounds(workers) * self.alpha
 
 
 def rounds(workers: int) -> int:
-    """``⌈log2 P⌉``: in which what one worker knows reaches all."""
+    """``⌈log2 P⌉``: the rounds in which a message from one rank can reach all."""
     return (workers - 1).bit_length()
 
 
 class Line(NamedTuple):
-    """``a + b·x``, in seconds: fixed, and each x."""
+    """A time linear in x: ``fixed + each·x``, in seconds."""
 
     fixed: float
     each: float
 
     def at(self, x: float) -> float:
-        """Its height there."""
+        """The time for ``x``, in seconds."""
         return self.fixed + self.each * x
 
     @classmethod
     def through(cls, points: Sequence[tuple[float, float]]) -> tuple[Line, float]:
-        """The line nearest to some (x, seconds), and its error: root of the mean square, relative.
+        """Fit a line to points (x, seconds) by least squares of relative errors.
 
-        By least squares of relative errors, so that small x count as much as large ones; neither
-        part is negative.
+        Relative errors, so that small x count as much as large ones. Neither coefficient is
+        negative.
+
+        Returns:
+            The line, and the root mean square of its relative errors.
         """
         xs, seconds = zip(*points, strict=True)
         weights, error = least_squares([[1.0, x] for x in xs], seconds)
@@ -91,11 +96,13 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Calibration:
-    """What moving bytes through an engine takes.
+    """The measured cost of moving bytes through an engine.
 
-    network: in seconds. processor: the same in seconds of all of a worker's threads, for what it
-    sends while it receives as much. error: of the network's times, relative, root of the mean
-    square.
+    Attributes:
+        network: in seconds of wall-clock time.
+        processor: in seconds of processor time of all threads of one rank, per message and byte
+            sent while as much is received.
+        error: root mean square of the relative errors of ``network``.
     """
 
     network: Network
@@ -104,7 +111,8 @@ class Calibration:
 
 
 class Sample(NamedTuple):
-    """One engine call of one worker. messages, sent: how many, and their bytes."""
+    """One measured engine call. messages, sent: what one rank sends, in messages and bytes; seconds:
+    wall-clock time of the slowest rank; processor: mean processor seconds of a rank."""
 
     messages: float
     sent: float
@@ -113,10 +121,14 @@ class Sample(NamedTuple):
 
 
 def calibrate(engine: Engine, sizes: Sequence[int] = SIZES, repeats: int = REPEATS) -> Calibration:
-    """Time messages round a ring and all-reduces, of each size, in bytes; medians of the slowest.
+    """Measure α and β of an engine with messages around a ring and all-reduces.
 
-    The fit is by least squares of relative errors, so that small messages count as much as large
-    ones. A collective, with the same result on all workers; there must be two.
+    Every rank must call this, and there must be at least two. All get the same result. The fit is
+    by least squares of relative errors, so that small messages count as much as large ones.
+
+    Args:
+        sizes: of the messages, in bytes.
+        repeats: of each call; the median counts.
     """
     after, before = (engine.rank + 1) % engine.size, (engine.rank - 1) % engine.size
     samples = []
@@ -130,8 +142,8 @@ def calibrate(engine: Engine, sizes: Sequence[int] = SIZES, repeats: int = REPEA
 
 
 def sample(engine: Engine, call: Callable[[], object], repeats: int) -> Sample:
-    """Medians of a call's times over the repeats; of wall-clock time, the slowest worker's."""
-    call()  # which opens connections
+    """Time a collective call: medians over the repeats, see :class:`Sample`."""
+    call()  # opens connections
     seconds, processor = [], []
     messages, sent = engine.traffic.messages, engine.traffic.sent
     call()
@@ -142,13 +154,14 @@ def sample(engine: Engine, call: Callable[[], object], repeats: int) -> Sample:
         call()
         seconds.append(time.perf_counter() - start)
         processor.append(time.process_time() - used)
-    ours = torch.tensor([statistics.median(seconds), statistics.median(processor)]).double()
-    everybodys = engine.all_gather(ours)  # [P, 2]
-    return Sample(messages, sent, float(everybodys[:, 0].max()), float(everybodys[:, 1].mean()))
+    medians = torch.tensor([statistics.median(seconds), statistics.median(processor)]).double()
+    # A collective lasts as long as on its slowest rank.
+    gathered = engine.all_gather(medians)  # [P, 2]
+    return Sample(messages, sent, float(gathered[:, 0].max()), float(gathered[:, 1].mean()))
 
 
 def fit(samples: Sequence[Sample], seconds: Sequence[float]) -> tuple[Network, float]:
-    """The network on which the samples would take about so long, and its relative error."""
+    """The network that predicts ``seconds`` for the samples best, and its relative error."""
     weights, error = least_squares([[each.messages, each.sent] for each in samples], seconds)
     return Network(*weights), error
 
@@ -156,15 +169,18 @@ def fit(samples: Sequence[Sample], seconds: Sequence[float]) -> tuple[Network, f
 def least_squares(
     rows: Sequence[Sequence[float]], seconds: Sequence[float]
 ) -> tuple[list[float], float]:
-    """The two weights, neither negative, with which rows ``[m, 2]`` come nearest to ``seconds``.
+    """Fit ``rows[m, 2] · weights[2] ≈ seconds[m]`` with weights that are not negative.
 
-    By relative errors, of which the second number returned is the root of the mean square.
+    Returns:
+        The weights that minimise the squared relative errors, and the root mean square of these.
     """
     times = torch.tensor(seconds, dtype=torch.float64).clamp(min=LEAST)
     relative = torch.tensor(rows, dtype=torch.float64) / times[:, None]
     ones = torch.ones(len(rows), 1, dtype=torch.float64)
     weights = torch.linalg.lstsq(relative, ones).solution.view(-1)
-    if weights.min() < 0:  # then it is nearest where one of them is 0
+    # The problem is convex: if the unconstrained minimum has a negative weight, the constrained
+    # one lies where a weight is 0. So each column is fitted alone, and the better one counts.
+    if weights.min() < 0:
         alone = (relative.sum(0) / relative.square().sum(0).clamp(min=1e-300)).diag()
         weights = min(alone, key=lambda each: float((relative @ each - 1).square().sum()))
     error = float((relative @ weights - 1).square().mean().sqrt())

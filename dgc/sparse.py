@@ -1,4 +1,4 @@
-"""The message of one worker for one bucket, before it is written on the wire."""
+"""A message of one rank for one bucket, before a codec writes it as bytes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ class Payload(Enum):
 
 
 class Sparse(NamedTuple):
-    """``k`` elements of a flat tensor of ``numel`` elements.
+    """``k`` elements of a flat tensor of ``n`` elements: sparse, or dense with all of them.
 
-    values: float32 ``[k]``.
-    indices: int64 ``[k]``, unique and ascending; ``None`` when every element is there.
-    numel: ``n``, the length of the tensor that they were taken from.
+    Attributes:
+        values: float32 ``[k]``.
+        indices: int64 ``[k]``, unique and ascending; ``None`` for a dense message, where k = n.
+        numel: ``n``.
     """
 
     values: Tensor
@@ -31,22 +32,22 @@ class Sparse(NamedTuple):
 
     @property
     def is_dense(self) -> bool:
-        """Whether every element is there, so that no index travels."""
+        """Whether the message holds all elements, in order, without indices."""
         return self.indices is None
 
     def add_to(self, flat: Tensor, alpha: float = 1.0) -> Tensor:
-        """``flat += alpha * self`` in place, for a float32 ``flat[n]``; returns ``flat``."""
+        """Add in place, ``flat += alpha * self``, to float32 ``flat[n]``; returns it."""
         if self.indices is None:
             return flat.add_(self.values, alpha=alpha)
         return flat.index_add_(0, self.indices, self.values, alpha=alpha)
 
     def at(self, mask: Tensor) -> Sparse:
-        """Those elements of a sparse message for which bool ``mask[k]`` is true."""
+        """The elements of a sparse message for which bool ``mask[k]`` is true, as a message."""
         assert self.indices is not None
         return Sparse(self.values[mask], self.indices[mask], self.numel)
 
     def to_dense(self) -> Tensor:
-        """A new float32 ``[n]`` with zeros where nothing was kept."""
+        """A new float32 ``[n]``, zero where the message has no element."""
         return self.add_to(torch.zeros(self.numel, device=self.values.device))
 
 
@@ -55,18 +56,21 @@ def gather(flat: Tensor, indices: Tensor) -> Sparse:
     return Sparse(flat[indices], indices, flat.numel())
 
 
-def nothing(numel: int, device: torch.device | str = 'cpu') -> Sparse:
-    """A legal message that carries no element."""
+def empty_message(numel: int, device: torch.device | str = 'cpu') -> Sparse:
+    """A valid sparse message without elements."""
     return Sparse(
         torch.empty(0, device=device), torch.empty(0, dtype=torch.int64, device=device), numel
     )
 
 
 def difference(ours: Sparse, delivered: Sparse) -> Sparse:
-    """``ours - delivered``: what a codec or a cut left out of a message.
+    """``ours - delivered``: the quantization or truncation error of a message.
 
-    ``delivered`` may hold other elements. Then an index may appear twice in the result, once with
-    each sign, so it is something to add to a buffer, not a message to send.
+    Both are dense or both are sparse. Where the indices differ, those in both appear twice in the
+    result, once with each sign: it can be added to a buffer, and is not a message to send.
+
+    Raises:
+        ValueError: one is dense and the other sparse.
     """
     if ours.indices is None or delivered.indices is None:
         if ours.indices is not delivered.indices:
@@ -82,10 +86,15 @@ def difference(ours: Sparse, delivered: Sparse) -> Sparse:
 
 
 def merge(parts: Sequence[Sparse]) -> Sparse:
-    """The sum of sparse messages of the same ``numel``, added in their order."""
+    """The sum of sparse messages of the same ``numel``, added in their order.
+
+    Raises:
+        ValueError: one of them is dense.
+    """
     indices, place = torch.unique(torch.cat([indices_of(p) for p in parts]), return_inverse=True)
     values = torch.zeros(len(indices), device=indices.device)
-    # One after another: a GPU adds what one call has at the same index in any order.
+    # One call per message: on a GPU, index_add_ adds values at the same index in any order, and
+    # ranks would then differ in the last bits.
     for part, places in zip(parts, place.split([len(p.values) for p in parts]), strict=True):
         values.index_add_(0, places, part.values)
     return Sparse(values, indices, parts[0].numel)
@@ -99,28 +108,33 @@ def mean_of_contributors(parts: Sequence[Sparse]) -> Sparse:
 
 
 def join(parts: Sequence[Sparse], numel: int) -> Sparse:
-    """One message of sparse messages that have no index in common."""
+    """Combine sparse messages that have no index in common into one.
+
+    Raises:
+        ValueError: one of them is dense.
+    """
     indices, order = torch.cat([indices_of(part) for part in parts]).sort()
     return Sparse(torch.cat([part.values for part in parts])[order], indices, numel)
 
 
 def cut(sparse: Sparse, k: int) -> tuple[Sparse, Sparse]:
-    """The ``k`` largest elements of a sparse message, and the rest.
+    """Split a sparse message into its ``k`` elements of largest magnitude, and the rest.
 
-    Of equal ones the first are kept, so that all workers cut the same message alike. A NaN is as
-    large as an infinity.
+    Of equal magnitudes those with the lowest indices come first, so that all ranks split the same
+    message alike. A NaN counts as an infinity.
     """
     if len(sparse.values) <= k:
         return sparse, sparse.at(torch.zeros_like(sparse.values, dtype=torch.bool))
     magnitudes = sparse.values.abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
     least = torch.topk(magnitudes, k, sorted=False).values.min()
     larger, equal = magnitudes > least, magnitudes == least
-    kept = larger | (equal & (equal.cumsum(0) <= k - larger.sum()))
-    return sparse.at(kept), sparse.at(~kept)
+    # topk may take any of the elements that equal the k-th, so their order is decided here.
+    largest = larger | (equal & (equal.cumsum(0) <= k - larger.sum()))
+    return sparse.at(largest), sparse.at(~largest)
 
 
 def contains(ascending: Tensor, wanted: Tensor) -> Tensor:
-    """Which of int64 ``wanted[m]`` are among int64 ``ascending[k]``: bool ``[m]``."""
+    """Whether each of int64 ``wanted[m]`` is among int64 ``ascending[k]``: bool ``[m]``."""
     if not len(ascending):
         return torch.zeros_like(wanted, dtype=torch.bool)
     place = torch.searchsorted(ascending, wanted).clamp_(max=len(ascending) - 1)
@@ -128,7 +142,7 @@ def contains(ascending: Tensor, wanted: Tensor) -> Tensor:
 
 
 def indices_of(sparse: Sparse) -> Tensor:
-    """Its indices. Raises ValueError for a dense message."""
+    """The indices of a sparse message, int64 ``[k]``. Raises ValueError for a dense one."""
     if sparse.indices is None:
         raise ValueError('a dense message has no indices; all-reduce it instead')
     return sparse.indices

@@ -1,9 +1,9 @@
-"""How a message is written on the wire: see ``message.py`` for its bytes."""
+"""Writes a message as bytes and reads it back: see ``message.py`` for the format."""
 
 from dgc.codec.indices import INDICES, IndexCoding
 from dgc.codec.message import HEADER, MAGIC, VERSION, Codec
 from dgc.codec.raw import CodecError
-from dgc.codec.values import VALUES, ValueCoding
+from dgc.codec.values import VALUES, Contraction, Unbiased, ValueCoding
 
 __all__ = [
     'HEADER',
@@ -13,6 +13,8 @@ __all__ = [
     'VERSION',
     'Codec',
     'CodecError',
+    'Contraction',
     'IndexCoding',
+    'Unbiased',
     'ValueCoding',
 ]

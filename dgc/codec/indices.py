@@ -1,4 +1,4 @@
-"""How the indices of a message are written: one class a coding, one entry in the table."""
+"""How the indices of a message are written: one class per coding, one entry in the table."""
 
 from __future__ import annotations
 
@@ -9,38 +9,134 @@ from torch import Tensor
 
 from dgc import ops
 from dgc.codec import elias_fano
-from dgc.codec.raw import typed
+from dgc.codec.raw import CodecError, typed
 from dgc.ops import native
+from dgc.sparse import Sparse
 
 
 class IndexCoding(ABC):
-    """Writes ascending indices, exactly.
+    """Writes which elements of a tensor a message holds.
 
-    name: as in settings; code: as in the header.
-    limit: the largest numel whose elements it can number.
+    Attributes:
+        name: as in settings.
+        code: as in the header of a message.
     """
 
     name: str
     code: int
-    limit: int = torch.iinfo(torch.int64).max
+
+    @abstractmethod
+    def check(self, numel: int, k: int) -> None:
+        """Raise ValueError where the coding cannot write ``k`` of ``numel`` elements."""
 
     @abstractmethod
     def capacity(self, numel: int, k: int) -> int:
-        """Bytes of ``k`` indices of ``numel`` elements; fewer indices never take more."""
+        """The bytes of ``k`` indices of ``numel`` elements; fewer indices never take more."""
 
     @abstractmethod
-    def encode(self, indices: Tensor, numel: int) -> Tensor:
-        """int64 ``[k]``, ascending, as uint8 ``[capacity(numel, k)]``."""
+    def write(self, sparse: Sparse) -> Tensor:
+        """The section of a message: uint8 ``[capacity(numel, k)]``.
+
+        Raises:
+            ValueError: the message is dense where the coding lists indices, or sparse where it
+                does not, or the indices do not ascend within 0 … ``numel - 1``.
+        """
 
     @abstractmethod
-    def decode(self, section: Tensor, numel: int, count: int) -> Tensor:
-        """int64 ``[count]`` out of uint8 ``[capacity(numel, count)]``: any, where it is damaged.
+    def read(self, section: Tensor, numel: int, count: int) -> Tensor | None:
+        """int64 ``[count]`` from uint8 ``[capacity(numel, count)]``; None for a dense message.
 
-        Raises CodecError where there are not that many. May share the section's storage.
+        The result may share the section's storage.
+
+        Raises:
+            CodecError: the section does not hold ``count`` indices that ascend within 0 …
+                ``numel - 1``.
         """
 
 
-class FixedWidth(IndexCoding):
+class NoIndices(IndexCoding):
+    """For dense messages: all elements, in order, so that no index is written."""
+
+    name = 'none'
+    code = 3
+
+    def check(self, numel: int, k: int) -> None:
+        """``k`` must be ``numel``."""
+        if k != numel:
+            raise ValueError(
+                f"{k} of {numel} elements cannot be written with indices='none', which is for "
+                "dense messages: choose indices='packed', 'int32' or 'int64'"
+            )
+
+    def capacity(self, numel: int, k: int) -> int:
+        """0."""
+        return 0
+
+    def write(self, sparse: Sparse) -> Tensor:
+        """See :meth:`IndexCoding.write`."""
+        if sparse.indices is not None:
+            raise ValueError(
+                f'a sparse message, of {len(sparse.values)} of {sparse.numel} elements, cannot be '
+                "written with indices='none': choose indices='packed', 'int32' or 'int64'"
+            )
+        return torch.empty(0, dtype=torch.uint8, device=sparse.values.device)
+
+    def read(self, section: Tensor, numel: int, count: int) -> None:
+        """None: see :meth:`IndexCoding.read`."""
+
+
+class Listed(IndexCoding):
+    """Writes the indices of a sparse message, exactly.
+
+    Attributes:
+        limit: the largest numel whose elements it can number.
+    """
+
+    limit: int = torch.iinfo(torch.int64).max
+
+    def check(self, numel: int, k: int) -> None:
+        """``numel`` must not exceed the limit."""
+        if numel > self.limit:
+            raise ValueError(
+                f'{numel} elements cannot be numbered with {self.name}: '
+                "choose indices='packed' or 'int64'"
+            )
+
+    def write(self, sparse: Sparse) -> Tensor:
+        """See :meth:`IndexCoding.write`."""
+        if sparse.indices is None:
+            raise ValueError(
+                'a dense message has no indices to write; all-reduce it instead, or encode it '
+                "with indices='none'"
+            )
+        if not in_order(sparse.indices, sparse.numel):
+            raise ValueError(
+                f'the indices of a message must ascend, each once, within its {sparse.numel} '
+                'elements: sort them, and the values with them'
+            )
+        return self.encode(sparse.indices, sparse.numel)
+
+    def read(self, section: Tensor, numel: int, count: int) -> Tensor:
+        """See :meth:`IndexCoding.read`."""
+        indices = self.decode(section, numel, count)
+        if not in_order(indices, numel):
+            raise CodecError(f'the indices do not ascend, or lie outside the {numel} elements')
+        return indices
+
+    @abstractmethod
+    def encode(self, indices: Tensor, numel: int) -> Tensor:
+        """Write int64 ``[k]``, ascending, as uint8 ``[capacity(numel, k)]``."""
+
+    @abstractmethod
+    def decode(self, section: Tensor, numel: int, count: int) -> Tensor:
+        """Read int64 ``[count]`` from uint8 ``[capacity(numel, count)]``, in any order if damaged.
+
+        Raises:
+            CodecError: there are not that many.
+        """
+
+
+class FixedWidth(Listed):
     """Each index as an integer of ``dtype``, little-endian."""
 
     def __init__(self, name: str, code: int, dtype: torch.dtype) -> None:
@@ -54,15 +150,15 @@ class FixedWidth(IndexCoding):
         return k * self.dtype.itemsize
 
     def encode(self, indices: Tensor, numel: int) -> Tensor:
-        """See :meth:`IndexCoding.encode`."""
+        """See :meth:`Listed.encode`."""
         return indices.to(self.dtype).contiguous().view(torch.uint8)
 
     def decode(self, section: Tensor, numel: int, count: int) -> Tensor:
-        """See :meth:`IndexCoding.decode`."""
+        """See :meth:`Listed.decode`."""
         return typed(section, self.dtype).to(torch.int64)
 
 
-class Packed(IndexCoding):
+class Packed(Listed):
     """Elias-Fano: about 12 bits an index at one in a thousand."""
 
     name = 'packed'
@@ -73,11 +169,11 @@ class Packed(IndexCoding):
         return elias_fano.length(numel, k)
 
     def encode(self, indices: Tensor, numel: int) -> Tensor:
-        """See :meth:`IndexCoding.encode`."""
+        """See :meth:`Listed.encode`."""
         return elias_fano.encode(indices, numel)
 
     def decode(self, section: Tensor, numel: int, count: int) -> Tensor:
-        """See :meth:`IndexCoding.decode`."""
+        """See :meth:`Listed.decode`."""
         return elias_fano.decode(section, numel, count)
 
 
@@ -87,12 +183,13 @@ INDICES: dict[str, IndexCoding] = {
         FixedWidth('int64', 0, torch.int64),
         FixedWidth('int32', 1, torch.int32),
         Packed(),
+        NoIndices(),
     )
 }
 
 
 def in_order(indices: Tensor, numel: int) -> bool:
-    """``in_order_plainly``, or its twin in C++ where there is one."""
+    """``in_order_plainly``, or the same answer from C++ where it is compiled."""
     check = native.in_order if ops.is_native(indices.device) else in_order_plainly
     return check(indices, numel)
 

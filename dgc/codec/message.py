@@ -6,28 +6,35 @@
          5      1  coding of the indices  (INDICES)
          6      2  zero
          8      8  numel: n, elements of the tensor
-        16      8  count: k, elements kept
+        16      8  count: k, elements in the message
         24      8  length: bytes of the whole message, a multiple of 8
         32      …  indices, ascending
          …      …  values, in the order of the indices
          …    0-7  zeros
 
-    indices  bytes of k of n             written
-    int64    8k                          as they are
-    int32    4k                          as they are; n up to 2^31 - 1
-    packed   (k·(l+1) + (n >> l)) / 8    elias_fano.py, also for l
+    indices  code  bytes of k of n             written
+    int64       0  8k                          as they are
+    int32       1  4k                          as they are; n up to 2^31 - 1
+    packed      2  (k·(l+1) + (n >> l)) / 8    elias_fano.py, also for l
+    none        3  0                           k = n: all elements, in order (a dense message)
 
-    values   bytes of k                  written (values.py)
-    fp32     4k                          as they are
-    fp16     4 + 2k                      a float32 scale, then the values divided by it
-    bf16     4 + 2k                      the same
-    int8     4·⌈k/256⌉ + k               a float32 a block of 256 values, then the numbers
-    int4     4·⌈k/128⌉ + k/2             a float32 a block of 128 values, then the numbers
+    values   code  bytes of k                  written (values/)
+    fp32        0  4k                          as they are
+    fp16        1  4 + 2k                      a float32 scale, then the values divided by it
+    bf16        2  4 + 2k                      the same
+    int8        3  4·⌈k/256⌉ + k               a float32 per block of 256 values, then the numbers
+    int4        4  4·⌈k/128⌉ + k/2             a float32 per block of 128 values, then the numbers
+    sign        5  4·⌈k/4096⌉ + k/8            a float32 per block of 4096 values, then the signs
+    qsgd8       6  4·⌈k/512⌉ + k               as int8, rounded at random
+    qsgd4       7  4·⌈k/128⌉ + k/2             as int4, rounded at random
+    qsgd2       8  4·⌈k/64⌉ + k/4              a float32 per block of 64 values, then -1, 0 or 1
 
-Sections follow each other without gaps, so the values may begin at any byte. Each one's length is
-known from n and k; ``length`` says it again, for those who only carry messages, and so that most
-damage to a header shows. A receiver trusts none of it: whatever does not fit is refused with a
-CodecError, before anything is allocated that is larger than a multiple of the bytes that are there.
+Sections follow each other without gaps, so the values may begin at any byte. The length of each is
+known from n and k. The header repeats the whole length for programs that only carry messages, and
+because most damage to a header then shows. A receiver trusts no field: a buffer that does not fit
+its header is refused with a CodecError, before anything is allocated that is larger than a multiple
+of the bytes received. A new coding leaves the version as it is: a reader that lacks it refuses its
+code.
 """
 
 from __future__ import annotations
@@ -39,9 +46,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dgc.codec.indices import INDICES, IndexCoding, in_order
+from dgc.codec.indices import INDICES, IndexCoding
 from dgc.codec.raw import CodecError
-from dgc.codec.values import VALUES, ValueCoding
+from dgc.codec.values import VALUES, Contraction, Unbiased, ValueCoding
 from dgc.sparse import Sparse
 
 VERSION = 2
@@ -54,12 +61,18 @@ INDEX_CODES = {coding.code: coding for coding in INDICES.values()}
 
 
 class Codec:
-    """Writes a message of ``k`` elements of ``n`` as bytes, and reads it back.
+    """Writes a message of ``k`` of ``n`` elements as bytes, and reads it back.
 
-    Indices are exact, values rounded as their coding does.
+    Indices are exact, values rounded as their coding defines.
 
-    values: 'fp32', 'fp16', 'bf16', 'int8' or 'int4'.
-    indices: 'int64', 'int32' or 'packed'.
+    Args:
+        values: a name in VALUES: 'fp32', 'fp16', 'bf16', 'int8', 'int4', 'sign', 'qsgd8', 'qsgd4'
+            or 'qsgd2'.
+        indices: a name in INDICES: 'int64', 'int32' or 'packed' for sparse messages, 'none' for
+            dense ones.
+
+    Raises:
+        ValueError: there is no coding of that name.
     """
 
     def __init__(self, values: str = 'fp32', indices: str = 'int64') -> None:
@@ -71,48 +84,57 @@ class Codec:
         self.values = values
         self.indices = indices
 
+    @property
+    def error(self) -> Contraction | Unbiased:
+        """What the value coding guarantees about its quantization error."""
+        return VALUES[self.values].error
+
     def capacity(self, numel: int, k: int) -> int:
-        """Bytes of a message of ``k`` of ``numel`` elements, in which one of fewer fits too.
+        """The bytes of a message of ``k`` of ``numel`` elements; one of fewer is never longer.
 
-        Raises ValueError where the indices' coding cannot number so many elements.
+        Raises:
+            ValueError: the index coding cannot number so many elements, or it is 'none' and ``k``
+                is not ``numel``.
         """
-        coding = INDICES[self.indices]
-        if numel > coding.limit:
-            raise ValueError(
-                f'{numel} elements cannot be numbered with {self.indices}: '
-                "choose indices='packed' or 'int64'"
-            )
-        return layout(VALUES[self.values], coding, numel, k).length
+        indices = INDICES[self.indices]
+        indices.check(numel, k)
+        return layout(VALUES[self.values], indices, numel, k).length
 
-    def encode(self, sparse: Sparse) -> Tensor:
-        """uint8 ``[capacity(n, k)]``, on the device of the values.
+    def encode(self, sparse: Sparse, seed: int = 0) -> Tensor:
+        """Write a message as uint8 ``[capacity(n, k)]``, on the device of its values.
 
-        Raises ValueError for a dense message, and for indices that do not ascend within 0 … n-1.
+        Args:
+            sparse: with ``indices=None``, a dense message, exactly where the index coding is
+                'none'.
+            seed: of a stochastic value coding: the same message and seed give the same bytes, on
+                every device. Errors only average out over messages whose seeds differ, so it
+                should depend on the step, the rank and the bucket. Other codings ignore it.
+
+        Raises:
+            ValueError: the message is dense and the index coding is not 'none', or the reverse, or
+                the indices do not ascend within 0 … n-1.
         """
-        if sparse.indices is None:
-            raise ValueError('a dense message has no indices to write; all-reduce it instead')
         values, indices = VALUES[self.values], INDICES[self.indices]
         numel, count = sparse.numel, len(sparse.values)
         length = self.capacity(numel, count)
-        if not in_order(sparse.indices, numel):
-            raise ValueError(
-                f'the indices of a message must ascend, each once, within its {numel} elements: '
-                'sort them, and the values with them'
-            )
         header = HEADER.pack(MAGIC, values.code, indices.code, numel, count, length)
-        parts = [
+        sections = [
             torch.frombuffer(bytearray(header), dtype=torch.uint8).to(sparse.values.device),
-            indices.encode(sparse.indices, numel),
-            values.encode(sparse.values),
+            indices.write(sparse),
+            values.encode(sparse.values, seed),
         ]
-        padding = length - sum(map(len, parts))
-        return torch.cat([*parts, parts[0].new_zeros(padding)])
+        padding = length - sum(map(len, sections))
+        return torch.cat([*sections, sections[0].new_zeros(padding)])
 
     def decode(self, message: Tensor) -> Sparse:
-        """The message that uint8 ``message`` begins with, whatever codings it was written in.
+        """Read the message that uint8 ``message`` begins with, in whatever codings it was written.
 
-        The result is ordered, inside its ``numel`` and never infinite. Indices may share the
-        message's storage. Raises CodecError for a buffer that is foreign or damaged.
+        Returns:
+            The message: its indices ascend within its ``numel``, or are None where it is dense;
+            its values are never infinite. Indices may share the storage of ``message``.
+
+        Raises:
+            CodecError: the buffer is damaged or is not a message.
         """
         header = read_header(message)
         numel, count = header.numel, header.count
@@ -122,16 +144,13 @@ class Codec:
                 f'{count} elements need {place.length} bytes, the header says {header.length}, '
                 f'the message has {len(message)}'
             )
-        section = message[HEADER.size : place.values]
-        indices = header.indices.decode(section, numel, count)
-        if not in_order(indices, numel):
-            raise CodecError(f'the indices do not ascend, or lie outside the {numel} elements')
+        indices = header.indices.read(message[HEADER.size : place.values], numel, count)
         values = header.values.decode(message[place.values : place.end], count)
         return Sparse(values, indices, numel)
 
 
 class Layout(NamedTuple):
-    """Where the values begin and end in a message, and its length with the zeros behind them."""
+    """Where the values begin and end in a message, and its length with padding, in bytes."""
 
     values: int
     end: int
@@ -139,7 +158,7 @@ class Layout(NamedTuple):
 
 
 def layout(values: ValueCoding, indices: IndexCoding, numel: int, count: int) -> Layout:
-    """The places of a message's parts, in bytes from its beginning."""
+    """The sections of a message of ``count`` of ``numel`` elements, in bytes from its beginning."""
     begin = HEADER.size + indices.capacity(numel, count)
     end = begin + values.capacity(count)
     return Layout(begin, end, -(-end // ALIGNMENT) * ALIGNMENT)
@@ -147,7 +166,7 @@ def layout(values: ValueCoding, indices: IndexCoding, numel: int, count: int) ->
 
 @dataclass(frozen=True)
 class Header:
-    """What a header says, of codings that there are, with ``0 ≤ count ≤ numel``."""
+    """The fields of a header that was checked: known codings, and ``0 ≤ count ≤ numel``."""
 
     values: ValueCoding
     indices: IndexCoding
@@ -157,7 +176,7 @@ class Header:
 
 
 def read_header(message: Tensor) -> Header:
-    """The header of uint8 ``message``. Raises CodecError where it makes no sense."""
+    """Read and check the header of uint8 ``message``. Raises CodecError where it is invalid."""
     if message.dtype != torch.uint8 or message.dim() != 1 or len(message) < HEADER.size:
         raise CodecError(
             f'not a message: {message.dtype} {list(message.shape)}, '
@@ -170,6 +189,13 @@ def read_header(message: Tensor) -> Header:
     if value_code not in VALUE_CODES or index_code not in INDEX_CODES:
         raise CodecError(f'unknown codings {value_code} and {index_code} in a message')
     values, indices = VALUE_CODES[value_code], INDEX_CODES[index_code]
-    if not 0 <= count <= numel <= indices.limit:
-        raise CodecError(f'{count} of {numel} elements, numbered with {indices.name}: no message')
+    try:
+        indices.check(numel, count)
+        possible = 0 <= count <= numel
+    except ValueError:
+        possible = False
+    if not possible:
+        raise CodecError(
+            f'the header is invalid: {count} of {numel} elements, numbered with {indices.name}'
+        )
     return Header(values, indices, numel, count, length)

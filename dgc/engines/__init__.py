@@ -1,4 +1,4 @@
-"""Who carries the bytes: one engine a file, chosen by the launcher or by name."""
+"""Engines, one file each: the transports that carry collectives, chosen by launcher or by name."""
 
 from __future__ import annotations
 
@@ -38,8 +38,11 @@ __all__ = [
 
 
 def choose(launcher: Launcher) -> str:
-    """The engine that fits a launcher: local for one process, torch under torchrun, else horovod
-    where it is installed."""
+    """The name of the engine for a launcher.
+
+    'local' for one process, 'torch' under torchrun, 'horovod' under horovodrun or where it is
+    installed, else 'torch'.
+    """
     if launcher.size == 1:
         return 'local'
     if launcher.name == 'torchrun':
@@ -49,9 +52,11 @@ def choose(launcher: Launcher) -> str:
 
 
 def create(name: str | None = None, device: torch.device | str = 'cpu') -> Engine:
-    """The engine called ``name``, or the one that fits the launcher.
+    """Make the engine called ``name``, or by default that of the launcher.
 
-    Raises EngineError where it cannot start, or counts other workers than the launcher started.
+    Raises:
+        EngineError: there is no such engine, it cannot start, or its world size is not the number
+            of processes that the launcher started.
     """
     launcher = detect()
     name = name or choose(launcher)
@@ -74,7 +79,7 @@ def create(name: str | None = None, device: torch.device | str = 'cpu') -> Engin
 
 
 def unknown(name: str) -> EngineError:
-    """There is no engine of this name."""
+    """The error for a name that is not an engine's."""
     return EngineError(f'there is no engine {name!r}; choose one of {", ".join(NAMES)}')
 
 
@@ -84,10 +89,17 @@ def run(
     size: int = 1,
     device: torch.device | str = 'cpu',
 ) -> T:
-    """Run ``worker(engine)`` as this process's worker; returns its result.
+    """Run ``worker(engine)`` on this rank and return its result.
 
-    With 'simulated', all ``size`` workers run in this process, and the result is rank 0's. Of the
-    other engines, the launcher says how many workers there are.
+    Args:
+        worker: the program of one rank.
+        name: of the engine; by default that of the launcher.
+        size: the number of workers of 'simulated', all of which run in this process; the result is
+            that of rank 0. For other engines the launcher decides, and it must be 1.
+        device: of the tensors.
+
+    Raises:
+        EngineError: the settings do not fit each other or the launcher.
     """
     if name == 'simulated':
         if detect().size > 1:
@@ -105,5 +117,5 @@ def run(
         )
     engine = create(name, device)
     result = worker(engine)
-    engine.close()  # not after an error: the others may be gone, and closing waits for them
+    engine.close()  # not after an error: peers may have died, and closing would wait for them
     return result

@@ -1,4 +1,4 @@
-"""What carries bytes between workers, and the one thread that may ask it to."""
+"""The engine interface: collectives between ranks, called from one communication thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 T = TypeVar('T')
-Job = tuple[Future[Any], Callable[[], Any]]  # what it comes to, and what is to be done
+Job = tuple[Future[Any], Callable[[], Any]]  # the future that receives the result of the call
 
 
 class EngineError(RuntimeError):
@@ -25,30 +25,33 @@ class EngineError(RuntimeError):
 
 @dataclass
 class Traffic:
-    """What one worker has sent and received through an engine, and the time that it took.
+    """What one rank has sent and received through an engine, and the time that the calls took.
 
-    sent, received: bytes, as a ring all-reduce, a ring all-gather and a binomial tree move them.
-    messages: messages sent.
-    seconds: spent inside the engine's calls.
-    carried: the same, on the worker's own clock, which in a simulation is a virtual one.
+    Attributes:
+        sent, received: bytes, counted as a ring all-reduce, a ring all-gather and a binomial tree
+            move them, whatever algorithm the library beneath uses.
+        messages: messages sent, counted in the same way.
+        seconds: wall-clock time inside the engine's calls.
+        clock_seconds: the same on ``Engine.clock``, which in a simulation is virtual.
     """
 
     sent: int = 0
     received: int = 0
     messages: int = 0
     seconds: float = 0.0
-    carried: float = 0.0
+    clock_seconds: float = 0.0
 
 
 class CommunicationThread:
     """Runs jobs one after another, in the order in which they were submitted.
 
-    Collectives of one group must not be called from two threads at once: they pair up by order,
-    so sums come out wrong, silently. A daemon, so that a process whose peers died can exit.
+    Collectives of one group are matched across ranks by their order. If two threads of a rank
+    called them, that order would depend on scheduling, and different tensors would be summed
+    without an error. The thread is a daemon, so that a process whose peers died can exit.
     """
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # None: no more will come
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # None ends the thread
         self._stopped = False
         self._thread = threading.Thread(target=self._serve, name='dgc-engine', daemon=True)
         self._thread.start()
@@ -59,7 +62,7 @@ class CommunicationThread:
         return threading.current_thread() is self._thread
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Queue ``job``. Raises EngineError after ``stop()``: nobody would ever carry it out."""
+        """Queue ``job``. Raises EngineError after ``stop()``, when no thread would run it."""
         if self._stopped:
             raise EngineError('the engine is closed: nothing can be sent any more')
         future: Future[T] = Future()
@@ -67,7 +70,10 @@ class CommunicationThread:
         return future
 
     def stop(self) -> None:
-        """Return once all that was submitted is done, and the thread and what it held are gone."""
+        """Run all jobs that were submitted, then end the thread.
+
+        Joining it also releases the tensors that its last job refers to.
+        """
         self._stopped = True
         self._jobs.put(None)
         self._thread.join()
@@ -77,23 +83,27 @@ class CommunicationThread:
             future, job = queued
             try:
                 future.set_result(job())
-            except BaseException as error:  # handed to whoever waits for the result
+            except BaseException as error:  # raised again by future.result()
                 future.set_exception(error)
 
 
 class Engine(ABC):
-    """Collectives among ``size`` workers. Tensors may be on any device, of types that the library
-    beneath carries: not all carry bool, small integers, or tensors without dimensions.
+    """Collectives among ``size`` ranks.
 
-    Every public call may come from any thread: it is carried out on the engine's own, in the
-    order of the calls, which must be the same on every rank.
+    Public methods may be called from any thread: they run on the engine's own, in the order of
+    the calls, which must be the same on every rank. They block until the result is there.
 
-    rank, size: of this process among all workers.
-    local_rank, local_size: among those on this machine.
+    Tensors may be on any device, and of the types that the library beneath supports: not all
+    support bool, integers below 32 bits, or tensors without dimensions (see ``as_bytes``).
+
+    Attributes:
+        rank, size: of this process among all of the job.
+        local_rank, local_size: of this process among those on its machine.
+        traffic: bytes, messages and seconds so far.
     """
 
     name = ''
-    has_thread = True  # else jobs run where they are submitted
+    has_thread = True  # else jobs run in the thread that submits them
 
     def __init__(self, rank: int, size: int, local_rank: int, local_size: int) -> None:
         self.rank = rank
@@ -105,27 +115,27 @@ class Engine(ABC):
 
     @property
     def clock(self) -> float:
-        """Seconds since some moment, on this worker's clock."""
+        """Seconds since an arbitrary moment, on the clock of this rank."""
         return time.perf_counter()
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Run ``job``, which may call the engine, on the engine's thread; returns at once."""
+        """Run ``job``, which may call the engine, on the engine's thread; does not wait."""
         if self._thread is not None:
             return self._thread.submit(job)
         future: Future[T] = Future()
         try:
             future.set_result(job())
-        except Exception as error:  # handed to whoever waits for the result
+        except Exception as error:  # raised again by future.result()
             future.set_exception(error)
         return future
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum over the workers of ``tensor``, any shape, in place; returns it."""
+        """Sum ``tensor``, of any shape, over the ranks, in place; returns it."""
         ring = round(2 * (self.size - 1) / self.size * nbytes(tensor))
         return self._call(partial(self._all_reduce, tensor), ring, ring, 2 * (self.size - 1))
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """``[P, m]`` from everybody's ``tensor[m]``, the same ``m`` on all; not empty."""
+        """Gather the ranks' ``tensor[m]`` as ``[P, m]``; m is above 0 and the same on all ranks."""
         others = (self.size - 1) * nbytes(tensor)
         return self._call(partial(self._all_gather, tensor), others, others, self.size - 1)
 
@@ -134,8 +144,15 @@ class Engine(ABC):
     ) -> Tensor | None:
         """Send ``tensor[m]`` to ``destination`` and receive as many elements from ``source``.
 
-        ``None`` for nobody. Every rank must call it, since some engines have no point-to-point
-        messages of their own. Returns what came, or ``None``.
+        Every rank must make the call, also with neither: Horovod has no point-to-point messages,
+        so its engine uses an all-to-all.
+
+        Args:
+            tensor: what is sent; its length and type are also those of what is received.
+            destination, source: ranks, or ``None`` to send or receive nothing.
+
+        Returns:
+            What was received, or ``None`` without a source.
         """
         sent = nbytes(tensor) if destination is not None else 0
         received = nbytes(tensor) if source is not None else 0
@@ -143,31 +160,33 @@ class Engine(ABC):
         return self._call(job, sent, received, int(destination is not None))
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
-        """``root``'s ``tensor``, any shape, in place; returns it."""
+        """Overwrite ``tensor``, of any shape, with that of rank ``root``; returns it."""
         copies = children((self.rank - root) % self.size, self.size)
         received = 0 if self.rank == root else nbytes(tensor)
         job = partial(self._broadcast, tensor, root)
         return self._call(job, copies * nbytes(tensor), received, copies)
 
     def barrier(self) -> None:
-        """Return when every worker has come here."""
+        """Return when every rank has called this."""
         self._call(self._barrier, 0, 0, 0)
 
     def close(self) -> None:
-        """Leave the group, once all that was submitted is done. Nothing may be called afterwards.
+        """Leave the group once all submitted jobs are done. Later calls raise EngineError.
 
-        After an error do without: the others may be gone, and this would wait for them.
+        Not to be called after an error: peers may have died, and this would wait for them.
         """
         if self._thread is not None:
             self._thread.stop()
 
     def _call(self, job: Callable[[], T], sent: int, received: int, messages: int) -> T:
+        # A job that is already on the engine's thread calls directly: queued behind itself, it
+        # would wait for ever.
         if self._thread is not None and not self._thread.is_current:
             return self._thread.submit(partial(self._call, job, sent, received, messages)).result()
         start, clock = time.perf_counter(), self.clock
         result = job()
         self.traffic.seconds += time.perf_counter() - start
-        self.traffic.carried += self.clock - clock
+        self.traffic.clock_seconds += self.clock - clock
         self.traffic.sent += sent
         self.traffic.received += received
         self.traffic.messages += messages
@@ -192,16 +211,18 @@ class Engine(ABC):
 
 
 def children(place: int, size: int) -> int:
-    """To how many others ``place`` passes on what comes down a binomial tree from place 0: to
-    ``place + 2^j`` for every 2^j above itself."""
+    """The number of children of node ``place`` in a binomial tree of ``size`` nodes with root 0.
+
+    They are ``place + 2^j`` for every 2^j above ``place``.
+    """
     return sum(place < 1 << j < size - place for j in range(size.bit_length()))
 
 
 def nbytes(tensor: Tensor) -> int:
-    """Bytes of the elements of ``tensor``."""
+    """The bytes of the elements of ``tensor``."""
     return tensor.numel() * tensor.element_size()
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """A flat uint8 copy of any tensor, 0-dimensional and bool ones included."""
+    """A flat uint8 copy of a tensor of any shape and type, which every engine can transfer."""
     return tensor.detach().reshape(-1).contiguous().view(torch.uint8).clone()

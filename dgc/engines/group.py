@@ -1,4 +1,4 @@
-"""Collectives among some of an engine's workers, by messages between two."""
+"""Collectives among some of the ranks of an engine, built from point-to-point messages."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from dgc.engines.base import Engine
 
 
 class Group(Engine):
-    """Some workers of another engine, as an engine: what a team or a machine is to an exchange.
+    """Some ranks of another engine, as an engine: a machine or a team, for an exchange.
 
-    Every worker of the other engine belongs to one group, all of the same size, and all of them
-    make the same calls at the same time: some engines have all ranks enter every message.
+    Every rank of the other engine belongs to exactly one group, all groups have the same size, and
+    all ranks make the same calls at the same time, because some engines (Horovod) involve every
+    rank in every message.
 
-    engine: that carries the messages, and counts them.
-    ranks: of the members in that engine, this worker among them, in the group's order.
+    Args:
+        engine: sends the messages and counts them in its own traffic.
+        ranks: the members' ranks in that engine, this one among them, in the order of the group.
     """
 
     name = 'group'
@@ -38,23 +40,26 @@ class Group(Engine):
         )
 
     def _all_gather(self, tensor: Tensor) -> Tensor:
-        """Bruck's: the number of parts that a worker holds doubles in every round."""
-        parts = tensor.view(1, -1)  # of ranks rank, rank + 1, …
+        """Bruck's algorithm: the number of rows that a rank holds doubles in every round."""
+        parts = tensor.view(1, -1)  # rows of ranks rank, rank + 1, …, modulo the size
         for gap in doublings(self.size):
             count = min(gap, self.size - gap)
             before, after = (self.rank - gap) % self.size, (self.rank + gap) % self.size
             received = self._send_recv(parts[:count].reshape(-1), before, after)
             assert received is not None
             parts = torch.cat([parts, received.view(count, -1)])
-        return parts.roll(self.rank, 0)
+        return parts.roll(self.rank, 0)  # row 0 becomes that of rank 0
 
     def _all_reduce(self, tensor: Tensor) -> Tensor:
-        """Up a binomial tree to rank 0, and down again."""
+        """Reduce to rank 0 and broadcast, both along a binomial tree."""
         self.reduce(tensor)
         return self._broadcast(tensor, 0)
 
     def reduce(self, tensor: Tensor) -> Tensor:
-        """Rank 0's ``tensor`` becomes the sum, along a binomial tree; the others' is used up."""
+        """Sum ``tensor`` over the group into that of rank 0, along a binomial tree, in place.
+
+        On other ranks ``tensor`` is left holding a partial sum.
+        """
         for gap in doublings(self.size):
             sends = self.rank % (2 * gap) == gap
             receives = self.rank % (2 * gap) == 0 and self.rank + gap < self.size
@@ -66,8 +71,8 @@ class Group(Engine):
         return tensor
 
     def _broadcast(self, tensor: Tensor, root: int) -> Tensor:
-        """Down a binomial tree."""
-        place = (self.rank - root) % self.size
+        """Along a binomial tree: in each round, all that have the tensor send it to one more."""
+        place = (self.rank - root) % self.size  # in a tree whose root is 0
         for gap in doublings(self.size):
             sends, receives = place < gap and place + gap < self.size, gap <= place < 2 * gap
             received = self._send_recv(
@@ -80,7 +85,7 @@ class Group(Engine):
         return tensor
 
     def _barrier(self) -> None:
-        self._engine.barrier()  # all groups come here at the same time
+        self._engine.barrier()  # of all groups: they make the same calls
 
 
 def doublings(size: int) -> Iterator[int]:

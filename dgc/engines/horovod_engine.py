@@ -1,4 +1,4 @@
-"""Horovod: gloo, MPI or NCCL, as it was built and started."""
+"""The engine over Horovod, which uses gloo, MPI or NCCL, as it was built and started."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from dgc.engines.base import Engine, EngineError
 class HorovodEngine(Engine):
     """Horovod's collectives, blocking, one at a time.
 
-    Horovod pairs collectives by name and remembers recent ones; since only one is ever under way,
-    a name for each kind and length keeps its cache warm from step to step.
+    Horovod matches collectives across ranks by name and caches the negotiation for names that it
+    has seen. Only one collective is ever pending, so one name per kind, type and length is enough,
+    and is found in that cache in every step.
+
+    Raises:
+        EngineError: Horovod is not installed.
     """
 
     name = 'horovod'
@@ -44,7 +48,8 @@ class HorovodEngine(Engine):
     def _send_recv(
         self, tensor: Tensor, destination: int | None, source: int | None
     ) -> Tensor | None:
-        # There is no send: an all-to-all in which one part is not empty takes its place.
+        # Horovod has no point-to-point messages. An all-to-all in which each rank sends to at most
+        # one other does the same; its name leaves out the length, which differs between ranks.
         splits = torch.zeros(self.size, dtype=torch.int32)
         if destination is not None:
             splits[destination] = tensor.numel()
@@ -62,5 +67,5 @@ class HorovodEngine(Engine):
 
 
 def label(kind: str, tensor: Tensor) -> str:
-    """The name under which Horovod pairs a collective across ranks."""
+    """The name by which Horovod matches a collective across ranks."""
     return f'dgc.{kind}.{tensor.dtype}.{tensor.numel()}'

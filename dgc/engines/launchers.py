@@ -1,4 +1,4 @@
-"""Which launcher started this process, by what it left in the environment."""
+"""Detect the launcher that started this process from its environment variables."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Launcher:
-    """The launcher, and this process's place in the job.
+    """The launcher of this process, and the process's rank in the job.
 
-    name: 'horovodrun', 'torchrun', 'mpirun', 'slurm', 'mpiexec', or 'none'.
-    rank, size: among all processes of the job; local_rank, local_size: among those of the machine.
+    Attributes:
+        name: 'horovodrun', 'torchrun', 'mpirun', 'slurm', 'mpiexec', or 'none'.
+        rank, size: of this process among all of the job.
+        local_rank, local_size: of this process among those on its machine.
     """
 
     name: str
@@ -21,7 +23,9 @@ class Launcher:
     local_size: int
 
 
-VARIABLES = {  # rank, size, local rank, local size; the first launcher that has set them counts
+# For each launcher its variables of rank, size, local rank and local size. The first one whose
+# variables are set is chosen: horovodrun also sets those of mpirun.
+VARIABLES = {
     'horovodrun': (
         'HOROVOD_RANK',
         'HOROVOD_SIZE',
@@ -46,7 +50,7 @@ VARIABLES = {  # rank, size, local rank, local size; the first launcher that has
 
 
 def detect() -> Launcher:
-    """The launcher of this process; ``none`` when it was started by hand."""
+    """The launcher of this process; ``none`` for a process that was started without one."""
     for name, (rank, size, local_rank, local_size) in VARIABLES.items():
         if rank in os.environ and size in os.environ:
             workers = int(os.environ[size])
@@ -61,7 +65,7 @@ def detect() -> Launcher:
 
 
 def export_for_torch(launcher: Launcher) -> None:
-    """Leave in the environment what torch.distributed reads, where torchrun did not."""
+    """Set the variables that torch.distributed reads, where torchrun has not set them."""
     os.environ.setdefault('RANK', str(launcher.rank))
     os.environ.setdefault('WORLD_SIZE', str(launcher.size))
     os.environ.setdefault('LOCAL_RANK', str(launcher.local_rank))

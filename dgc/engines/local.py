@@ -1,4 +1,4 @@
-"""One worker: every sum is its own part."""
+"""Single process: collectives are the identity."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dgc.engines.base import Engine
 
 
 class LocalEngine(Engine):
-    """A world of one process. The whole path of a gradient runs, and nothing is sent."""
+    """World size 1: compression, codec and memory run as in a larger job; no bytes are sent."""
 
     name = 'local'
     has_thread = False
@@ -26,7 +26,9 @@ class LocalEngine(Engine):
         self, tensor: Tensor, destination: int | None, source: int | None
     ) -> Tensor | None:
         if (destination, source) not in ((None, None), (0, 0)):
-            raise ValueError(f'rank 0 is alone, it cannot send to {destination} or hear {source}')
+            raise ValueError(
+                f'rank 0 is alone: it cannot send to {destination} or receive from {source}'
+            )
         return tensor.clone() if source == 0 else None
 
     def _broadcast(self, tensor: Tensor, root: int) -> Tensor:

@@ -1,12 +1,12 @@
-"""Many workers in one process, in turns: cheap, deterministic, counted, and timed.
+"""Simulate P workers in one process: deterministic, with counted traffic and virtual clocks.
 
-Each worker is a thread that runs the very code that trains on real machines. They pass a baton:
-one runs at a time, and hands it on only where an engine call has to wait, to whoever has been able
-to go on for longest. Each has its own random number state, so that results depend neither on the
-machine's scheduling nor on how many others there are.
+Each worker is a thread that runs the same code as on real machines. One thread runs at a time: it
+holds the scheduler's token until it must wait in an engine call, and the token then passes to the
+worker that has been able to continue for longest. Each worker has its own random number state, so
+results depend neither on the operating system's scheduling nor on the number of other workers.
 
-Each also has a virtual clock, which moves as a network would let it (dgc/costmodel.py), however
-long the computer takes.
+Each worker also has a virtual clock, in seconds, that advances by what an α-β model of a network
+predicts for its engine calls (dgc/costmodel.py), independent of how long this computer takes.
 """
 
 from __future__ import annotations
@@ -31,149 +31,181 @@ T = TypeVar('T')
 def simulate(
     size: int, worker: Callable[[SimulatedEngine], T], network: Network | None = None
 ) -> list[T]:
-    """Run ``worker(engine)`` as each of ``size`` workers; returns their results by rank.
+    """Run ``worker(engine)`` as each of ``size`` workers.
 
-    The first error of any worker ends all of them and is raised here, or, where it is one that all
-    raise together, that of a worker whose fault it is: whose ``rank`` is not None.
+    Args:
+        size: the number of workers, at least 1.
+        worker: the program of one rank.
+        network: the cost of messages on the virtual clocks; ``None`` for no cost.
 
-    network: what messages take on the workers' virtual clocks; ``None`` for no time.
+    Returns:
+        The results, by rank.
+
+    Raises:
+        EngineError: the size is below 1, or the workers deadlock.
+        BaseException: the first error that a worker raised, which ends all of them. Of errors that
+            all workers raise together, the one whose attribute ``rank`` names the cause.
     """
     if size < 1:
         raise EngineError(f'engine simulated needs a size of at least 1, got {size}')
-    world = World(size, network or Network(0.0, 0.0))
+    scheduler = Scheduler(size, network or Network(0.0, 0.0))
     results: list[Any] = [None] * size
 
     def run(rank: int) -> None:
-        """One worker, on a thread of its own."""
-        world.enter(rank)
+        """The body of the thread of one worker."""
+        scheduler.enter(rank)
         try:
-            results[rank] = worker(SimulatedEngine(world, rank))
+            results[rank] = worker(SimulatedEngine(scheduler, rank))
         except BaseException as error:  # raised again by simulate, in the caller's thread
-            world.fail(error)
+            scheduler.fail(error)
         finally:
-            world.leave(rank)
+            scheduler.leave(rank)
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:
         thread.start()
-    world.begin()
+    scheduler.begin()
     for thread in threads:
         thread.join()
-    if world.errors:
-        raise min(world.errors, key=lambda error: getattr(error, 'rank', 0) is None)
+    if scheduler.errors:
+        raise min(scheduler.errors, key=lambda error: getattr(error, 'rank', 0) is None)
     return results
 
 
 class StoppedError(EngineError):
-    """Raised in a worker because another one failed."""
+    """Raised in a worker that waits when another one has failed."""
 
 
-class Letter(NamedTuple):
-    """A message on its way. arrival: on the virtual clock, in seconds."""
+class QueuedMessage(NamedTuple):
+    """A message that was sent and not yet received. arrival: in seconds, on the virtual clock."""
 
     tensor: Tensor
     arrival: float
 
 
 @dataclass
-class Meeting:
-    """The collective that is under way: there is one at a time, since it takes all workers.
+class PendingCollective:
+    """The collective that some workers have entered; one at a time, since it takes all of them.
 
-    call, caller: what the first to come calls, so all must, and its rank.
-    parts: what has been brought, by rank; not copied, for whoever brought it waits.
-    start: the latest of their clocks, in seconds.
-    result: what the last to come makes of the parts.
+    Attributes:
+        call, caller: description of the call by the first worker to enter, which the others must
+            match, and the rank of that worker.
+        inputs: the tensors of those that have entered, by rank. They are not copied, since a worker
+            does not return from the call before the result is made.
+        start: the latest clock of those that have entered, in seconds.
+        result: computed by the last worker to enter.
     """
 
     call: str = ''
     caller: int = 0
-    parts: dict[int, Tensor] = field(default_factory=dict)
+    inputs: dict[int, Tensor] = field(default_factory=dict)
     start: float = 0.0
     result: Tensor | None = None
 
 
-class World:
-    """The baton, and what lies between workers.
+class Scheduler:
+    """Passes a token among the workers' threads, and holds what they exchange.
 
-    meeting: the collective to which workers have come, or will come next.
-    mailboxes: by sender and receiver, messages not yet fetched; there are no empty ones.
+    Only the thread that has the token touches the state here and in the engines, so that nothing
+    needs a lock.
+
+    Attributes:
+        collective: the one that workers have entered, or will enter next.
+        mailboxes: by sender and receiver, the messages not yet received; empty ones are removed.
+        errors: what workers have raised, in order.
     """
 
     def __init__(self, size: int, network: Network) -> None:
         self.size = size
         self.network = network
-        self.meeting = Meeting()
-        self.mailboxes: dict[tuple[int, int], deque[Letter]] = defaultdict(deque)
+        self.collective = PendingCollective()
+        self.mailboxes: dict[tuple[int, int], deque[QueuedMessage]] = defaultdict(deque)
         self.errors: list[BaseException] = []
-        self._batons = [threading.Semaphore(0) for _ in range(size)]
+        # Thread r runs once its semaphore is released; at most one of them is above zero.
+        self._tokens = [threading.Semaphore(0) for _ in range(size)]
         self._ready = deque(range(size))
         self._blocked: dict[int, Callable[[], bool]] = {}
+        # The random state of each worker, and which of these objects the global generators hold.
         self._random = [RandomState()] * size
         self._loaded = self._random[0]
         self._threads = torch.get_num_threads()
 
     def begin(self) -> None:
-        """Give the baton to rank 0."""
-        self._hand_on()
+        """Let rank 0 run. Called once, when all threads are started."""
+        self._run_next()
 
     def enter(self, rank: int) -> None:
-        """Wait for the baton for the first time."""
-        self._batons[rank].acquire()
-        torch.set_num_threads(self._threads)  # it is a setting of each thread
-        self._load(rank)
+        """Wait for the token for the first time. Called by the thread of ``rank``."""
+        self._tokens[rank].acquire()
+        torch.set_num_threads(self._threads)  # torch keeps this setting per thread
+        self._load_random(rank)
 
     def leave(self, rank: int) -> None:
-        """Hand the baton on for good."""
-        self._keep(rank)
-        self._hand_on()
+        """Pass the token on at the end of the worker."""
+        self._save_random(rank)
+        self._run_next()
 
     def fail(self, error: BaseException) -> None:
-        """Remember the error; the others stop where they have to wait."""
+        """Record an error, and make all waiting workers ready, so that they raise StoppedError."""
         self.errors.append(error)
         self._ready.extend(self._blocked)
         self._blocked.clear()
 
     def wait(self, rank: int, ready: Callable[[], bool]) -> None:
-        """Let the others run until ``ready()``, which whoever brings it about tells ``wake``."""
+        """Let other workers run until ``ready()``.
+
+        It is evaluated on entry and when another worker calls ``wake(rank)``, which the one that
+        makes it true must do.
+
+        Raises:
+            StoppedError: another worker failed.
+        """
         while not ready():
             if self.errors:
                 raise StoppedError('another worker failed')
             self._blocked[rank] = ready
-            self._keep(rank)
-            self._hand_on()
-            self._batons[rank].acquire()
-            self._load(rank)
+            self._save_random(rank)
+            self._run_next()
+            self._tokens[rank].acquire()
+            self._load_random(rank)
 
     def wake(self, rank: int) -> None:
-        """Have ``rank`` go on, in its turn, if it waits for what has come."""
+        """Append ``rank`` to the queue of workers to run, if what it waits for has happened."""
         if rank in self._blocked and self._blocked[rank]():
             del self._blocked[rank]
             self._ready.append(rank)
 
-    def _keep(self, rank: int) -> None:
-        """Remember the generators for ``rank``: the same object, where it has not drawn."""
+    def _save_random(self, rank: int) -> None:
+        """Store the state of the global generators for ``rank``.
+
+        States are large (2.5 kB for NumPy, 5 kB for torch), so a worker that has drawn nothing
+        shares the object that was loaded, and 1,024 workers need not have one each.
+        """
         now = RandomState()
         if not now.equals(self._loaded):
             self._loaded = now
         self._random[rank] = self._loaded
 
-    def _load(self, rank: int) -> None:
-        """Set the generators to what is remembered, if they stand elsewhere."""
+    def _load_random(self, rank: int) -> None:
+        """Set the global generators to the state of ``rank``, unless they hold it already."""
         if self._random[rank] is not self._loaded:
             self._loaded = self._random[rank]
             self._loaded.restore()
 
-    def _hand_on(self) -> None:
-        """Release the baton of the next that can go on."""
+    def _run_next(self) -> None:
+        """Give the token to the first worker of the queue.
+
+        If all that are left wait, no one can wake them: they fail with the error of a deadlock.
+        """
         if self._blocked and not self._ready:
             blocked = sorted(self._blocked)
             self.fail(EngineError(f'deadlock: ranks {blocked} wait for one another'))
         if self._ready:
-            self._batons[self._ready.popleft()].release()
+            self._tokens[self._ready.popleft()].release()
 
 
 class RandomState:
-    """The global random number generators, as they stand when this is made."""
+    """A copy of the state of the global generators of torch, NumPy, Python and CUDA."""
 
     def __init__(self) -> None:
         self._torch = torch.get_rng_state()
@@ -182,8 +214,10 @@ class RandomState:
         self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
     def equals(self, other: RandomState) -> bool:
-        """Whether both would draw the same numbers; not told where NumPy has a generator other than
-        its own."""
+        """Whether both draw the same numbers.
+
+        False where NumPy's generator was replaced by one whose state is not a tuple.
+        """
         ours, theirs = self._numpy, other._numpy
         return (
             torch.equal(self._torch, other._torch)
@@ -195,7 +229,7 @@ class RandomState:
         )
 
     def restore(self) -> None:
-        """Set the generators back."""
+        """Set the global generators to this state."""
         torch.set_rng_state(self._torch)
         np.random.set_state(self._numpy)
         random.setstate(self._python)
@@ -204,96 +238,110 @@ class RandomState:
 
 
 class SimulatedEngine(Engine):
-    """One worker of a :class:`World`. All of them are taken to sit on machines of their own."""
+    """The engine of one worker of a :class:`Scheduler`. Each is taken to be on its own machine."""
 
     name = 'simulated'
     has_thread = False
 
-    def __init__(self, world: World, rank: int) -> None:
-        super().__init__(rank, world.size, local_rank=0, local_size=1)
-        self._world = world
+    def __init__(self, scheduler: Scheduler, rank: int) -> None:
+        super().__init__(rank, scheduler.size, local_rank=0, local_size=1)
+        self._scheduler = scheduler
         self._clock = 0.0
 
     @property
     def clock(self) -> float:
-        """Seconds since the start, on this worker's virtual clock."""
+        """Seconds since the start, on the virtual clock of this worker."""
         return self._clock
 
     def compute(self, seconds: float) -> None:
-        """Move the clock on, as if this worker had computed for so long."""
+        """Advance the virtual clock, as if this worker had computed for ``seconds``."""
         self._clock += seconds
 
     def _all_reduce(self, tensor: Tensor) -> Tensor:
-        seconds = self._world.network.all_reduce(nbytes(tensor), self.size)
-        return tensor.copy_(self._meet('all_reduce', tensor, add_up, seconds))
+        seconds = self._scheduler.network.all_reduce(nbytes(tensor), self.size)
+        return tensor.copy_(self._collective('all_reduce', tensor, add_up, seconds))
 
     def _all_gather(self, tensor: Tensor) -> Tensor:
-        seconds = self._world.network.all_gather(nbytes(tensor), self.size)
-        return self._meet('all_gather', tensor, torch.stack, seconds).clone()
+        seconds = self._scheduler.network.all_gather(nbytes(tensor), self.size)
+        return self._collective('all_gather', tensor, torch.stack, seconds).clone()
 
     def _send_recv(
         self, tensor: Tensor, destination: int | None, source: int | None
     ) -> Tensor | None:
-        """A message takes its sender as long as its way, beside what the sender receives."""
-        world = self._world
+        """A message occupies its sender for its whole time, α + βm.
+
+        Links are full-duplex, so a message received meanwhile costs no extra time.
+        """
+        scheduler = self._scheduler
         if destination is not None:
             if destination != self.rank:
-                self._clock += world.network.message(nbytes(tensor))
-            world.mailboxes[self.rank, destination].append(Letter(tensor.clone(), self._clock))
-            world.wake(destination)
+                self._clock += scheduler.network.message(nbytes(tensor))
+            message = QueuedMessage(tensor.clone(), self._clock)
+            scheduler.mailboxes[self.rank, destination].append(message)
+            scheduler.wake(destination)
         if source is None:
             return None
         key = source, self.rank
-        world.wait(self.rank, lambda: key in world.mailboxes)
-        received, arrival = world.mailboxes[key].popleft()
-        if not world.mailboxes[key]:
-            del world.mailboxes[key]
+        scheduler.wait(self.rank, lambda: key in scheduler.mailboxes)
+        received, arrival = scheduler.mailboxes[key].popleft()
+        if not scheduler.mailboxes[key]:
+            del scheduler.mailboxes[key]
         self._clock = max(self._clock, arrival)
         return received
 
     def _broadcast(self, tensor: Tensor, root: int) -> Tensor:
-        seconds = self._world.network.broadcast(nbytes(tensor), self.size)
+        seconds = self._scheduler.network.broadcast(nbytes(tensor), self.size)
         return tensor.copy_(
-            self._meet('broadcast', tensor, lambda parts: parts[root].clone(), seconds)
+            self._collective('broadcast', tensor, lambda inputs: inputs[root].clone(), seconds)
         )
 
     def _barrier(self) -> None:
-        seconds = self._world.network.barrier(self.size)
-        self._meet('barrier', torch.zeros(0), lambda parts: parts[0], seconds)
+        seconds = self._scheduler.network.barrier(self.size)
+        self._collective('barrier', torch.zeros(0), lambda inputs: inputs[0], seconds)
 
-    def _meet(
+    def _collective(
         self,
         kind: str,
         tensor: Tensor,
         combine: Callable[[list[Tensor]], Tensor],
         seconds: float,
     ) -> Tensor:
-        """``combine`` of what every rank brings to this collective, by rank: all get the same
-        tensor. It takes so many seconds from when the last has come."""
-        world, meeting = self._world, self._world.meeting
+        """Enter a collective with ``tensor`` and wait for its result.
+
+        Args:
+            kind: the name of the call, which must be the same on all ranks.
+            combine: computes the result from the tensors of all ranks, by rank. All ranks get the
+                same object.
+            seconds: how long it takes on the virtual clocks once the last worker has entered.
+
+        Raises:
+            EngineError: another rank is in a different collective.
+        """
+        scheduler, pending = self._scheduler, self._scheduler.collective
         call = f'{kind} of {tensor.dtype} {list(tensor.shape)}'
-        if not meeting.parts:
-            meeting.call, meeting.caller = call, self.rank
-        elif meeting.call != call:
+        if not pending.inputs:
+            pending.call, pending.caller = call, self.rank
+        elif pending.call != call:
             raise EngineError(
-                f'rank {self.rank} calls {call} where rank {meeting.caller} calls {meeting.call}'
+                f'rank {self.rank} calls {call} where rank {pending.caller} calls {pending.call}'
             )
-        meeting.parts[self.rank] = tensor
-        meeting.start = max(meeting.start, self._clock)
-        if len(meeting.parts) == self.size:
-            world.meeting = Meeting()
-            meeting.result = combine([meeting.parts[rank] for rank in range(self.size)])
-            for rank in meeting.parts:
-                world.wake(rank)
-        world.wait(self.rank, lambda: meeting.result is not None)
-        assert meeting.result is not None
-        self._clock = meeting.start + seconds
-        return meeting.result
+        pending.inputs[self.rank] = tensor
+        pending.start = max(pending.start, self._clock)
+        if len(pending.inputs) == self.size:
+            # Replaced before any worker continues, since that one may enter the next collective.
+            scheduler.collective = PendingCollective()
+            pending.result = combine([pending.inputs[rank] for rank in range(self.size)])
+            for rank in pending.inputs:
+                scheduler.wake(rank)
+        scheduler.wait(self.rank, lambda: pending.result is not None)
+        assert pending.result is not None
+        self._clock = pending.start + seconds
+        return pending.result
 
 
-def add_up(parts: Sequence[Tensor]) -> Tensor:
-    """The sum, in this order."""
-    total = parts[0].clone()
-    for part in parts[1:]:
-        total += part
+def add_up(inputs: Sequence[Tensor]) -> Tensor:
+    """The sum of the tensors, added in their order."""
+    total = inputs[0].clone()
+    for tensor in inputs[1:]:
+        total += tensor
     return total

@@ -1,4 +1,4 @@
-"""torch.distributed: gloo between CPUs, NCCL between GPUs."""
+"""The engine over torch.distributed: gloo for CPU tensors, NCCL for CUDA tensors."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from dgc.engines.base import Engine, EngineError
 # torch 2.14 renamed it, and warns on every use of the old name.
 all_gather_single = getattr(dist, 'all_gather_single', None) or dist.all_gather_into_tensor
 
-# Of the default groups that engines of this process have made. They stay open: it may be rank 0
-# that serves them, and others may be at their next group while it closes the last.
+# The rendezvous stores of the default groups that engines of this process have made. They are kept
+# for the life of the process: rank 0 may host the store, and other ranks may use it for their next
+# group while rank 0 closes the last one.
 stores: list[Store] = []
 
 
 def make_default_group(backend: str, timeout: timedelta) -> None:
-    """From the environment, under a prefix of its own in the store of the launcher.
+    """Make the default process group from the environment variables of the launcher.
 
-    The store outlives a group. The next one, which torch would name alike, would find the last
-    one's addresses there, and wait for processes that no longer listen.
+    The rendezvous store outlives a group, and torch gives the next group the same keys. Without a
+    prefix of its own that group would read the addresses of the last one and wait for sockets that
+    are closed.
     """
     store, rank, size = next(iter(rendezvous('env://', timeout=timeout)))
     stores.append(store)
@@ -34,13 +36,18 @@ def make_default_group(backend: str, timeout: timedelta) -> None:
 
 
 class TorchEngine(Engine):
-    """A process group of its own, so that nothing else's collectives mix with ours.
+    """Collectives in a process group of its own, apart from those of the rest of the program.
 
-    Joins the default group where the program has made one already, and makes it otherwise, from
-    the environment that ``torchrun`` leaves (``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, …).
+    Uses the default group where the program has made one, and makes it otherwise, from the
+    environment that ``torchrun`` sets (``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, …).
 
-    backend: 'gloo' or 'nccl'; by default 'nccl' for CUDA devices.
-    timeout: seconds after which a collective whose peers are silent fails.
+    Args:
+        device: of the tensors.
+        backend: 'gloo' or 'nccl'; by default 'nccl' for CUDA devices, else 'gloo'.
+        timeout: seconds after which a collective that a peer has not joined fails.
+
+    Raises:
+        EngineError: the default group cannot be made, or this process is not in it.
     """
 
     name = 'torch'
@@ -76,8 +83,8 @@ class TorchEngine(Engine):
         """Destroy the groups that this engine made."""
         super().close()
         dist.destroy_process_group(self._group)
-        # The last reference, with which gloo's threads end. One that still has a tensor to let go
-        # of while the interpreter shuts down would abort the process.
+        # Deleting the last reference ends gloo's threads. A thread that releases a tensor while the
+        # interpreter shuts down would abort the process.
         del self._group
         if self._made_default_group:
             dist.destroy_process_group()
@@ -96,7 +103,10 @@ class TorchEngine(Engine):
     ) -> Tensor | None:
         if destination == self.rank or source == self.rank:
             if destination != source:
-                raise ValueError(f'rank {self.rank} sends to itself but hears {source}')
+                raise ValueError(
+                    f'rank {self.rank} cannot send to {destination} and receive from {source}: '
+                    'a message to itself must be both'
+                )
             return tensor.clone()
         received = torch.empty_like(tensor) if source is not None else None
         operations = []

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dgc.buckets import Bucket
 from dgc.codec import Codec, CodecError
-from dgc.sparse import Sparse, difference, nothing
+from dgc.sparse import Sparse, difference, empty_message
 
 
 class Wire:
@@ -47,7 +47,7 @@ class Wire:
     @cached_property
     def _empty(self) -> Tensor:
         """The message without an element."""
-        return self.encode(nothing(self._bucket.numel, self._bucket.device))
+        return self.encode(empty_message(self._bucket.numel, self._bucket.device))
 
     def read(self, message: Tensor | None, rank: int) -> Sparse:
         """Decode the message that came from ``rank``.

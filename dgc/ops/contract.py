@@ -55,13 +55,15 @@ class Kernels(Protocol):
 
     __name__: str
 
-    def accumulate(self, kept: Tensor, update: Update, threshold: float, limit: int) -> Found:
+    def accumulate(
+        self, accumulated: Tensor, update: Update, threshold: float, limit: int
+    ) -> Found:
         """Take the gradient in, and find what is then at or above the threshold."""
 
     def collect(self, values: Tensor, threshold: float, limit: int) -> Found:
         """Find what is at or above the threshold, changing nothing."""
 
-    def sample(self, kept: Tensor, update: Update, positions: Tensor) -> Tensor:
+    def sample(self, accumulated: Tensor, update: Update, positions: Tensor) -> Tensor:
         """Magnitudes as they will be once the gradient is taken in, changing nothing."""
 
     def spread(self, pieces: Sequence[Tensor], parts: Sequence[Sparse], scale: float) -> None:

@@ -29,9 +29,9 @@ BLOCK = 1024  # elements of a program
 OPTIONS = {'block': BLOCK, 'enable_fp_fusion': False}
 
 
-def accumulate(kept: Tensor, update: Update, threshold: float, limit: int) -> Found:
+def accumulate(accumulated: Tensor, update: Update, threshold: float, limit: int) -> Found:
     """Update, compare and collect in one pass over memory."""
-    return _search(kept, update, threshold, limit)
+    return _search(accumulated, update, threshold, limit)
 
 
 def collect(values: Tensor, threshold: float, limit: int) -> Found:
@@ -39,14 +39,14 @@ def collect(values: Tensor, threshold: float, limit: int) -> Found:
     return _search(values.contiguous(), None, threshold, limit)
 
 
-def sample(kept: Tensor, update: Update, positions: Tensor) -> Tensor:
+def sample(accumulated: Tensor, update: Update, positions: Tensor) -> Tensor:
     """Reads at ``positions`` alone, which are trusted to lie within."""
-    gradient, u, momentum, nesterov = _arguments(kept, update)
+    gradient, u, momentum, nesterov = _arguments(accumulated, update)
     positions = positions.contiguous()
-    magnitudes = torch.empty(positions.numel(), dtype=torch.float32, device=kept.device)
-    with torch.cuda.device_of(kept):
+    magnitudes = torch.empty(positions.numel(), dtype=torch.float32, device=accumulated.device)
+    with torch.cuda.device_of(accumulated):
         _sample_kernel[_grid(positions.numel())](
-            gradient, u, kept, positions, magnitudes, positions.numel(), momentum,
+            gradient, u, accumulated, positions, magnitudes, positions.numel(), momentum,
             nesterov=nesterov, **OPTIONS,
         )  # fmt: skip
     return magnitudes
@@ -129,16 +129,16 @@ def _search_kernel(
     program = tl.program_id(0)
     first = program.to(tl.int64) * block
     if first + block <= n:  # without a mask, memory is read in vectors whatever n is
-        kept = _take_in(gradient, u, v, first, None, momentum, nesterov, block)
+        accumulated = _take_in(gradient, u, v, first, None, momentum, nesterov, block)
     else:
         inside = tl.arange(0, block) < n - first
-        kept = _take_in(gradient, u, v, first, inside, momentum, nesterov, block)
-    wanted = _is_wanted(kept, lowest)
+        accumulated = _take_in(gradient, u, v, first, inside, momentum, nesterov, block)
+    wanted = _is_wanted(accumulated, lowest)
     count = tl.sum(wanted)
     tl.store(counts + program, count)
     if count > 0:
         start = tl.atomic_add(found, count.to(tl.int64), sem='relaxed')
-        _write(kept, wanted, first, start, limit, indices, values, block)
+        _write(accumulated, wanted, first, start, limit, indices, values, block)
 
 
 @triton.jit(do_not_specialize=['lowest', 'limit'])
@@ -152,8 +152,17 @@ def _first_kernel(
     if start < limit:
         first = program.to(tl.int64) * block
         lanes = tl.arange(0, block)
-        kept = tl.load(v + first + lanes, mask=lanes < n - first, other=0.0)
-        _write(kept, _is_wanted(kept, lowest), first, start, limit, indices, values, block)
+        accumulated = tl.load(v + first + lanes, mask=lanes < n - first, other=0.0)
+        _write(
+            accumulated,
+            _is_wanted(accumulated, lowest),
+            first,
+            start,
+            limit,
+            indices,
+            values,
+            block,
+        )
 
 
 @triton.jit(do_not_specialize=['count', 'momentum'])
@@ -166,13 +175,13 @@ def _sample_kernel(
     inside = lanes < count
     at = tl.load(positions + lanes, mask=inside, other=0)
     g = _widened(tl.load(gradient + at, mask=inside, other=0.0))
-    kept = tl.load(v + at, mask=inside, other=0.0)
+    accumulated = tl.load(v + at, mask=inside, other=0.0)
     if u is None:
-        kept = kept + g
+        accumulated = accumulated + g
     else:
         velocity = tl.load(u + at, mask=inside, other=0.0)
-        velocity, kept = _updated(g, velocity, kept, momentum, nesterov)
-    tl.store(magnitudes + lanes, tl.abs(kept), mask=inside)
+        velocity, accumulated = _updated(g, velocity, accumulated, momentum, nesterov)
+    tl.store(magnitudes + lanes, tl.abs(accumulated), mask=inside)
 
 
 @triton.jit
@@ -182,17 +191,17 @@ def _take_in(
 ):  # fmt: skip
     """One block of v once its gradient, if any, is taken in; 0 outside."""
     lanes = tl.arange(0, block)
-    kept = _load(v + first + lanes, inside)
+    accumulated = _load(v + first + lanes, inside)
     if gradient is not None:
         g = _widened(_load(gradient + first + lanes, inside))
         if u is None:
-            kept = kept + g
+            accumulated = accumulated + g
         else:
             velocity = _load(u + first + lanes, inside)
-            velocity, kept = _updated(g, velocity, kept, momentum, nesterov)
+            velocity, accumulated = _updated(g, velocity, accumulated, momentum, nesterov)
             tl.store(u + first + lanes, velocity, mask=inside)
-        tl.store(v + first + lanes, kept, mask=inside)
-    return kept
+        tl.store(v + first + lanes, accumulated, mask=inside)
+    return accumulated
 
 
 @triton.jit
@@ -237,11 +246,11 @@ def _is_wanted(values, lowest):
 
 @triton.jit
 def _write(
-    kept, wanted, first, start, limit, indices, values,
+    accumulated, wanted, first, start, limit, indices, values,
     block: tl.constexpr,
 ):  # fmt: skip
     """What is wanted of a block, in order, from place ``start`` of the list up to its end."""
     places = start + tl.cumsum(wanted) - wanted
     here = (wanted != 0) & (places < limit)
     tl.store(indices + places, first + tl.arange(0, block), mask=here)
-    tl.store(values + places, kept, mask=here)
+    tl.store(values + places, accumulated, mask=here)

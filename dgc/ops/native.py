@@ -33,9 +33,11 @@ def load() -> bool:
     return True
 
 
-def accumulate(kept: Tensor, update: Update, threshold: float, limit: int) -> Found:
+def accumulate(accumulated: Tensor, update: Update, threshold: float, limit: int) -> Found:
     """Update, compare and collect in one pass over memory."""
-    indices, values, count = torch.ops.dgc.accumulate(kept, *_arguments(update), threshold, limit)
+    indices, values, count = torch.ops.dgc.accumulate(
+        accumulated, *_arguments(update), threshold, limit
+    )
     return Found(count, indices, values)
 
 
@@ -45,9 +47,9 @@ def collect(values: Tensor, threshold: float, limit: int) -> Found:
     return Found(count, indices, chosen)
 
 
-def sample(kept: Tensor, update: Update, positions: Tensor) -> Tensor:
+def sample(accumulated: Tensor, update: Update, positions: Tensor) -> Tensor:
     """Reads at ``positions`` alone."""
-    return torch.ops.dgc.sample(kept, *_arguments(update), positions)
+    return torch.ops.dgc.sample(accumulated, *_arguments(update), positions)
 
 
 def spread(pieces: Sequence[Tensor], parts: Sequence[Sparse], scale: float) -> None:
@@ -85,12 +87,17 @@ def in_order(indices: Tensor, numel: int) -> bool:
 
 
 def linear_encode(values: Tensor, bits: int, block: int) -> Tensor:
-    """``dgc.codec.values.Linear.encode_plainly`` in two passes over the values of a block."""
+    """``dgc.codec.values.linear.Linear.encode_plainly`` in two passes over each block."""
     return torch.ops.dgc.linear_encode(values.contiguous(), bits, block)
 
 
+def qsgd_encode(values: Tensor, bits: int, block: int, first: int, second: int) -> Tensor:
+    """``dgc.codec.values.qsgd.QSGD.encode_plainly``, with the two keys of its seed."""
+    return torch.ops.dgc.qsgd_encode(values.contiguous(), bits, block, first, second)
+
+
 def linear_decode(section: Tensor, count: int, bits: int, block: int) -> tuple[Tensor, bool]:
-    """``dgc.codec.values.Linear.decode_plainly``; False where a block's scale makes no sense."""
+    """``Linear.decode_plainly``; the second result is False where a block's scale is invalid."""
     return torch.ops.dgc.linear_decode(section.contiguous(), count, bits, block)
 
 

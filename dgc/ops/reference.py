@@ -13,18 +13,18 @@ from dgc.sparse import Sparse
 SMALLEST = 2.0**-149  # of the positive float32 numbers
 
 
-def accumulate(kept: Tensor, update: Update, threshold: float, limit: int) -> Found:
+def accumulate(accumulated: Tensor, update: Update, threshold: float, limit: int) -> Found:
     """Take the gradient in, then ``collect``: one pass for each operation."""
     gradient, u, m = update.gradient, update.momentum_buffer, update.momentum
     if u is None:
-        kept.add_(gradient)
+        accumulated.add_(gradient)
     elif update.nesterov:
         u.add_(gradient).mul_(m)
-        kept.add_(u).add_(gradient)
+        accumulated.add_(u).add_(gradient)
     else:
         u.mul_(m).add_(gradient)
-        kept.add_(u)
-    return collect(kept, threshold, limit)
+        accumulated.add_(u)
+    return collect(accumulated, threshold, limit)
 
 
 def collect(values: Tensor, threshold: float, limit: int) -> Found:
@@ -35,10 +35,10 @@ def collect(values: Tensor, threshold: float, limit: int) -> Found:
     return Found(indices.numel(), first, values[first])
 
 
-def sample(kept: Tensor, update: Update, positions: Tensor) -> Tensor:
+def sample(accumulated: Tensor, update: Update, positions: Tensor) -> Tensor:
     """Magnitudes at ``positions[s]`` once the gradient is taken in."""
     gradient = update.gradient[positions].float()
-    v = kept[positions]
+    v = accumulated[positions]
     if update.momentum_buffer is None:
         return v.add_(gradient).abs_()
     u = update.momentum_buffer[positions]

@@ -1,4 +1,7 @@
-"""Messages for the tests of the codec, and every pair of codings."""
+"""Messages for the tests of the codec, and every pair of codings.
+
+LISTED has the pairs for sparse messages, TYPES also those for dense ones.
+"""
 
 from itertools import product
 
@@ -10,7 +13,9 @@ from dgc.codec import INDICES, VALUES
 from dgc.sparse import Sparse
 
 TYPES = list(product(VALUES, INDICES))
+LISTED = [(values, indices) for values, indices in TYPES if indices != 'none']
 every_type = pytest.mark.parametrize(('values', 'indices'), TYPES)
+every_listed_type = pytest.mark.parametrize(('values', 'indices'), LISTED)
 FLOAT_MAX = torch.finfo(torch.float32).max
 
 
@@ -22,6 +27,18 @@ def message(elements: dict[int, float], numel: int) -> Sparse:
         torch.tensor(list(ordered), dtype=torch.int64),
         numel,
     )
+
+
+def fitting(sparse: Sparse, indices: str) -> Sparse:
+    """A sparse message, or the same as a dense one where the index coding writes only those."""
+    return Sparse(sparse.to_dense(), None, sparse.numel) if indices == 'none' else sparse
+
+
+def sevens(indices: str) -> Sparse:
+    """A message, of the kind that the index coding writes, that no value coding rounds."""
+    if indices == 'none':
+        return Sparse(torch.tensor([7.0, -7.0, 7.0, 7.0, 7.0, -7.0]), None, 6)
+    return message({1: -7.0, 4: 7.0}, 6)
 
 
 def messages(low: float, high: float):

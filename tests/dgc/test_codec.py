@@ -5,53 +5,90 @@ import struct
 
 import pytest
 import torch
-from codec_helpers import ANY, FLOAT_MAX, every_type, message
+from codec_helpers import (
+    ANY,
+    FLOAT_MAX,
+    TYPES,
+    every_listed_type,
+    every_type,
+    fitting,
+    message,
+    sevens,
+)
 from dgc_helpers import bucket_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dgc.codec import INDICES, VALUES, VERSION, Codec
 from dgc.memory import Residual
-from dgc.sparse import Sparse, difference, nothing
+from dgc.sparse import Sparse, difference, empty_message
 
 # The most that is rounded off: of each value, and of the largest of the message.
-OF_ITSELF = {'fp32': 0.0, 'fp16': 2.0**-11, 'bf16': 2.0**-8, 'int8': 0.0, 'int4': 0.0}
-# float16 holds 2^-24 of its scale, and the largest value lies above 2^13 of it.
-OF_LARGEST = {'fp32': 0.0, 'fp16': 2.0**-37, 'bf16': 2.0**-37, 'int8': 0.5 / 127, 'int4': 0.5 / 7}
+OF_ITSELF = {'fp16': 2.0**-11, 'bf16': 2.0**-8}
+OF_LARGEST = {
+    'fp32': 0.0,
+    # float16 holds 2^-24 of its scale, and the largest value lies above 2^13 of it.
+    'fp16': 2.0**-37,
+    'bf16': 2.0**-37,
+    'int8': 0.5 / 127,
+    'int4': 0.5 / 7,
+    # The mean lies between zero and the largest.
+    'sign': 1.0,
+    # To the next level on either side.
+    'qsgd8': 1 / 127,
+    'qsgd4': 1 / 7,
+    'qsgd2': 1.0,
+}
+# Rounded values that are zero or within a factor of two of the value.
+NEAREST = ('fp32', 'fp16', 'bf16', 'int8', 'int4')
 
 
 @every_type
 @settings(deadline=None, max_examples=60)
 @given(sparse=ANY)
 def test_indices_come_back_exactly_and_values_as_their_coding_rounds(values, indices, sparse):
-    codec = Codec(values, indices)
+    codec, sparse = Codec(values, indices), fitting(sparse, indices)
     encoded = codec.encode(sparse)
     decoded = codec.decode(encoded)
     assert len(encoded) == codec.capacity(50, len(sparse.values))
     assert decoded.numel == 50
-    assert torch.equal(decoded.indices, sparse.indices)
+    assert decoded.is_dense == sparse.is_dense == (indices == 'none')
+    assert decoded.is_dense or torch.equal(decoded.indices, sparse.indices)
     assert decoded.values.isfinite().all()
     largest = float(sparse.values.abs().max()) if len(sparse.values) else 0.0
-    bound = (OF_ITSELF[values] * sparse.values.abs()).double()
+    bound = (OF_ITSELF.get(values, 0.0) * sparse.values.abs()).double()
     bound = bound.clamp(min=OF_LARGEST[values] * largest * (1 + 1e-4))
-    bound = bound if values == 'fp32' else bound.clamp(min=2.0**-127)
+    floor = 2.0**-126 if values.startswith('qsgd') else 2.0**-127
+    bound = bound if values == 'fp32' else bound.clamp(min=floor)
     assert ((decoded.values.double() - sparse.values.double()).abs() <= bound).all()
 
 
-@every_type
+@pytest.mark.parametrize(('values', 'indices'), [pair for pair in TYPES if pair[0] in NEAREST])
 @settings(deadline=None, max_examples=60)
 @given(sparse=ANY)
 def test_what_arrives_and_what_was_rounded_off_is_all_there_was_bit_for_bit(
     values, indices, sparse
 ):
     """A rounded value is zero or within a factor of two: the difference is exact (Sterbenz)."""
-    codec = Codec(values, indices)
+    codec, sparse = Codec(values, indices), fitting(sparse, indices)
     delivered = codec.decode(codec.encode(sparse))
     kept = difference(sparse, delivered).to_dense()
     assert torch.equal(delivered.add_to(kept), sparse.to_dense())
 
 
-@every_type
+@pytest.mark.parametrize(('values', 'indices'), [pair for pair in TYPES if pair[0] not in NEAREST])
+@settings(deadline=None, max_examples=60)
+@given(sparse=ANY)
+def test_of_the_other_codings_the_residual_is_exact_to_one_rounding(values, indices, sparse):
+    codec, sparse = Codec(values, indices), fitting(sparse, indices)
+    delivered = codec.decode(codec.encode(sparse))
+    residual = difference(sparse, delivered).values
+    largest = sparse.values.abs().max() if len(sparse.values) else 0.0
+    lost = (delivered.values + residual - sparse.values).abs()
+    assert (lost <= largest * 2.0**-23).all()
+
+
+@pytest.mark.parametrize(('values', 'indices'), [t for t in TYPES if t != ('sign', 'none')])
 @pytest.mark.parametrize(
     'value', [1e-38, 1e-30, 1e-8, 1.0, 65504.0, 65520.0, 1e20, 1e38, FLOAT_MAX]
 )
@@ -59,26 +96,30 @@ def test_one_value_of_any_size_arrives_to_the_last_place_and_never_as_infinity(
     values, indices, value
 ):
     value = float(torch.tensor(value))
-    sparse = message({3: -value, 7: value}, 9)
+    sparse = fitting(message({3: -value, 7: value}, 9), indices)
     decoded = Codec(values, indices).decode(Codec(values, indices).encode(sparse))
     assert decoded.values.isfinite().all()
     # Alone, a value is its block's largest; but the steps of a block are at least 2^-126.
-    rounding, floor = (2.0**-22, 2.0**-127) if values.startswith('int') else (OF_ITSELF[values], 0)
-    assert decoded.values.tolist() == pytest.approx([-value, value], rel=rounding, abs=floor)
+    rounding, floor = OF_ITSELF.get(values, 2.0**-22), 0.0
+    if values.startswith(('int', 'qsgd')):
+        floor = 2.0**-127 if values.startswith('int') else 2.0**-126
+    arrived = decoded.to_dense()[[3, 7]]
+    assert arrived.tolist() == pytest.approx([-value, value], rel=rounding, abs=floor)
 
 
 @every_type
 def test_the_length_is_known_before(values, indices):
     codec = Codec(values, indices)
     for count in (0, 1, 3, 8):
-        bare = 32 + VALUES[values].capacity(count) + INDICES[indices].capacity(100, count)
-        assert bare <= codec.capacity(100, count) < bare + 8
-        assert codec.capacity(100, count) % 8 == 0
-        sparse = message(dict.fromkeys(range(count), 1.0), 100)
-        assert len(codec.encode(sparse)) == codec.capacity(100, count)
+        numel = count if indices == 'none' else 100
+        bare = 32 + VALUES[values].capacity(count) + INDICES[indices].capacity(numel, count)
+        assert bare <= codec.capacity(numel, count) < bare + 8
+        assert codec.capacity(numel, count) % 8 == 0
+        sparse = fitting(message(dict.fromkeys(range(count), 1.0), numel), indices)
+        assert len(codec.encode(sparse)) == codec.capacity(numel, count)
 
 
-@every_type
+@every_listed_type
 @given(numel=st.integers(0, 2**31 - 1), k=st.integers(0, 10_000))
 def test_a_message_of_fewer_elements_fits_where_more_do(values, indices, numel, k):
     codec = Codec(values, indices)
@@ -90,13 +131,14 @@ def test_a_message_of_fewer_elements_fits_where_more_do(values, indices, numel, 
 def test_an_empty_message_is_legal(values, indices):
     codec = Codec(values, indices)
     for numel in (0, 5):
-        assert codec.decode(codec.encode(nothing(numel))).to_dense().tolist() == [0.0] * numel
+        sparse = fitting(empty_message(numel), indices)
+        assert codec.decode(codec.encode(sparse)).to_dense().tolist() == [0.0] * numel
 
 
 @every_type
 def test_padding_behind_a_message_is_ignored(values, indices):
     codec = Codec(values, indices)
-    sparse = message({1: -2.0, 2: 7.0, 4: 7.0}, 6)
+    sparse = fitting(message({1: -2.0, 2: 7.0, 4: 7.0}, 6), indices)
     encoded = codec.encode(sparse)
     padded = torch.cat([encoded, torch.full((40,), 255, dtype=torch.uint8)])
     assert torch.equal(codec.decode(padded).to_dense(), codec.decode(encoded).to_dense())
@@ -105,7 +147,7 @@ def test_padding_behind_a_message_is_ignored(values, indices):
 @every_type
 def test_a_message_is_read_wherever_it_begins_in_a_buffer(values, indices):
     codec = Codec(values, indices)
-    sparse = message({1: -7.0, 4: 7.0}, 6)
+    sparse = sevens(indices)
     for offset in range(1, 9):
         shifted = torch.cat([torch.zeros(offset, dtype=torch.uint8), codec.encode(sparse)])
         assert torch.equal(codec.decode(shifted[offset:]).to_dense(), sparse.to_dense())
@@ -113,21 +155,41 @@ def test_a_message_is_read_wherever_it_begins_in_a_buffer(values, indices):
 
 @every_type
 def test_the_receivers_types_need_not_be_the_senders(values, indices):
-    decoded = Codec().decode(Codec(values, indices).encode(message({1: 7.0}, 4)))
-    assert decoded.to_dense().tolist() == [0, 7, 0, 0]
+    sparse = sevens(indices)
+    decoded = Codec().decode(Codec(values, indices).encode(sparse))
+    assert torch.equal(decoded.to_dense(), sparse.to_dense())
 
 
 @every_type
 def test_a_nan_arrives_as_one(values, indices):
     """It is how a worker whose gradient is not finite stops the others."""
     codec = Codec(values, indices)
-    decoded = codec.decode(codec.encode(message({0: math.nan}, 3)))
-    assert decoded.indices.tolist() == [0]
-    assert decoded.values.isnan().all()
+    decoded = codec.decode(codec.encode(fitting(message({0: math.nan}, 3), indices)))
+    assert decoded.is_dense or decoded.indices.tolist() == [0]
+    assert decoded.values[0].isnan()
+
+
+@every_type
+def test_the_seed_alone_decides_what_a_stochastic_coding_writes(values, indices):
+    codec = Codec(values, indices)
+    draw = torch.Generator().manual_seed(0)
+    sparse = Sparse(torch.randn(500, generator=draw), torch.arange(500), 500)
+    sparse = fitting(sparse, indices)
+    torch.manual_seed(1)
+    one, other = codec.encode(sparse, seed=5), codec.encode(sparse, seed=6)
+    torch.manual_seed(2)
+    assert torch.equal(codec.encode(sparse, seed=5), one)
+    assert torch.equal(one, other) == (not values.startswith('qsgd'))
+    assert torch.equal(codec.encode(sparse), codec.encode(sparse, seed=0))
+    assert codec.decode(one).values.isfinite().all()
 
 
 def test_bytes_are_those_of_the_description():
     """A change of these is a new version of the format."""
+    dense = Codec('sign', 'none').encode(Sparse(torch.tensor([7.0, -3.5, 1.5]), None, 3))
+    assert dense.numpy().tobytes() == (
+        b'DGC\x02\x05\x03\0\0' + struct.pack('<qqqf', 3, 3, 40, 4.0) + b'\x05\0\0\0'
+    )
     raw = Codec('int4', 'packed').encode(message({1: 7.0, 4: -3.5, 5: 1.0}, 10))
     assert raw.numpy().tobytes() == (
         b'DGC\x02\x04\x02\0\0'
@@ -176,11 +238,34 @@ class TestWhatIsNotWritten:
         decoded = codec.decode(codec.encode(message({0: 1.0, 2**40 - 1: 1.0}, 2**40)))
         assert decoded.indices.tolist() == [0, 2**40 - 1]
 
-    def test_a_dense_message(self):
-        with pytest.raises(ValueError, match='all-reduce it instead'):
-            Codec().encode(Sparse(torch.ones(2), None, 2))
+    @pytest.mark.parametrize('indices', [name for name in INDICES if name != 'none'])
+    def test_a_dense_message_with_indices(self, indices):
+        with pytest.raises(ValueError, match=r"all-reduce it instead, .* indices='none'"):
+            Codec('fp32', indices).encode(Sparse(torch.ones(2), None, 2))
 
-    @every_type
+    @pytest.mark.parametrize(
+        'sparse',
+        [
+            message({1: 1.0}, 2),
+            message({0: 1.0, 1: 1.0}, 2),
+            empty_message(2),
+            empty_message(0),
+        ],
+        ids=['one of two', 'two of two', 'none of two', 'none of none'],
+    )
+    def test_a_sparse_message_without_indices(self, sparse):
+        with pytest.raises(ValueError, match=r"indices='none'.*: choose indices='packed'"):
+            Codec('fp32', 'none').encode(sparse)
+
+    def test_a_dense_message_that_lacks_elements(self):
+        codec = Codec('fp32', 'none')
+        with pytest.raises(ValueError, match='2 of 3 elements cannot be written'):
+            codec.encode(Sparse(torch.ones(2), None, 3))
+        with pytest.raises(ValueError, match='2 of 3 elements cannot be written'):
+            codec.capacity(3, 2)
+        assert codec.capacity(3, 3) == 48
+
+    @every_listed_type
     @pytest.mark.parametrize('bad', [[4, 1], [1, 1], [-1, 2], [2, 6], [0, 2**40]], ids=str)
     def test_indices_out_of_order_or_out_of_range(self, values, indices, bad):
         with pytest.raises(ValueError, match='must ascend, each once, within its 6 elements'):

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 import torch
-from codec_helpers import ANY, TYPES, every_type, message
+from codec_helpers import ANY, TYPES, every_type, fitting, message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,12 +42,15 @@ class TestRefusals:
             ({'magic': b'DGC\x00'}, 'not a message of this version'),
             ({'magic': b'DGC\x01'}, 'not a message of this version'),
             ({'magic': MAGIC[:3] + bytes([MAGIC[3] + 1])}, 'not a message of this version'),
-            ({'values': len(VALUES)}, 'unknown codings 5 and 0'),
+            ({'values': len(VALUES)}, 'unknown codings 9 and 0'),
             ({'indices': 200}, 'unknown codings 0 and 200'),
             ({'count': 7}, '7 of 6 elements'),
             ({'count': -1}, '-1 of 6 elements'),
             ({'numel': -6, 'count': 0}, '0 of -6 elements'),
             ({'indices': 1, 'numel': 2**31, 'length': 40}, 'numbered with int32'),
+            ({'indices': 3}, '1 of 6 elements, numbered with none'),
+            ({'indices': 3, 'count': 6}, 'need 56 bytes, the header says 48'),
+            ({'indices': 3, 'count': 2**62, 'numel': 2**62}, 'elements need'),
             ({'length': 40}, 'need 48 bytes, the header says 40, the message has 48'),
             ({'length': -1}, 'the header says -1'),
             ({'count': 2}, 'need 56 bytes, the header says 48, the message has 48'),
@@ -86,7 +89,7 @@ class TestRefusals:
     @every_type
     def test_every_cut(self, values, indices):
         codec = Codec(values, indices)
-        whole = codec.encode(message({1: 1.0, 2: 2.0}, 4))
+        whole = codec.encode(fitting(message({1: 1.0, 2: 2.0}, 4), indices))
         for length in range(len(whole)):
             with pytest.raises(CodecError):
                 codec.decode(whole[:length])
@@ -131,7 +134,7 @@ def forged(values: str, indices: str, numel: int, count: int, rest: bytes) -> by
 
 def encoded(draw) -> bytes:
     values, indices = draw(st.sampled_from(TYPES))
-    return Codec(values, indices).encode(draw(ANY)).numpy().tobytes()
+    return Codec(values, indices).encode(fitting(draw(ANY), indices)).numpy().tobytes()
 
 
 @st.composite
@@ -159,15 +162,15 @@ def spliced(draw) -> bytes:
 def with_any_sections(draw) -> bytes:
     values, indices = draw(st.sampled_from(TYPES))
     numel = draw(st.one_of(st.integers(0, 60), st.integers(0, 2**63 - 1)))
-    return forged(
-        values, indices, numel, min(draw(st.integers(0, 20)), numel), draw(st.binary(max_size=100))
-    )
+    count = min(draw(st.integers(0, 20)), numel)
+    numel = count if indices == 'none' else numel
+    return forged(values, indices, numel, count, draw(st.binary(max_size=100)))
 
 
 @st.composite
 def with_any_header(draw) -> bytes:
     numbers = st.one_of(st.integers(-2, 60), st.integers(-(2**63), 2**63 - 1))
-    codes = st.integers(0, 6)
+    codes = st.integers(0, 10)
     fields = [draw(codes), draw(codes), draw(numbers), draw(numbers), draw(numbers)]
     return HEADER.pack(MAGIC, *fields) + draw(st.binary(max_size=100))
 
@@ -192,7 +195,7 @@ def test_a_damaged_buffer_is_refused_or_is_a_message(buffers, data):
     except CodecError as error:
         assert '\n' not in str(error)
         return
-    indices = decoded.indices.tolist()
+    indices = list(range(decoded.numel)) if decoded.is_dense else decoded.indices.tolist()
     assert len(decoded.values) == len(indices) <= decoded.numel
     assert indices == sorted(set(indices))
     assert not indices or (indices[0] >= 0 and indices[-1] < decoded.numel)

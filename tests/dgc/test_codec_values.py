@@ -14,6 +14,11 @@ every_coding = pytest.mark.parametrize('coding', VALUES.values(), ids=VALUES)
 # What the numbers of a block can count to, and the length of a block.
 BLOCKS = {'int8': (127, 256), 'int4': (7, 128)}
 every_block_coding = pytest.mark.parametrize('name', BLOCKS)
+# Those with the same numbers, rounded at random.
+QSGD = {'qsgd8': (127, 512), 'qsgd4': (7, 128), 'qsgd2': (1, 64)}
+# Values per scale, where a coding has more than one scale.
+PER_SCALE = {name: block for name, (_, block) in (BLOCKS | QSGD).items()} | {'sign': 4096}
+every_scaled_block = pytest.mark.parametrize('name', PER_SCALE)
 
 
 def there_and_back(name: str, values: torch.Tensor) -> torch.Tensor:
@@ -23,7 +28,7 @@ def there_and_back(name: str, values: torch.Tensor) -> torch.Tensor:
 
 def steps(name: str, values: torch.Tensor) -> torch.Tensor:
     """Each value's step: the largest magnitude of its block over what the numbers can count to."""
-    top, block = BLOCKS[name]
+    top, block = (BLOCKS | QSGD)[name]
     largest = [part.abs().max().expand(len(part)) for part in values.split(block)]
     return torch.cat(largest).double() / top
 
@@ -35,7 +40,9 @@ def some_values(low: float, high: float, size: int = 300):
     return st.lists(values, min_size=1, max_size=size).map(torch.tensor)
 
 
-@pytest.mark.parametrize('count', [0, 1, 2, 3, 127, 128, 129, 255, 256, 257, 1000])
+@pytest.mark.parametrize(
+    'count', [0, 1, 2, 3, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000, 4095, 4096, 4097]
+)
 def test_lengths_are_the_closed_forms(count):
     expected = {
         'fp32': 4 * count,
@@ -43,6 +50,10 @@ def test_lengths_are_the_closed_forms(count):
         'bf16': 4 + 2 * count,
         'int8': 4 * math.ceil(count / 256) + count,
         'int4': 4 * math.ceil(count / 128) + math.ceil(count / 2),
+        'sign': 4 * math.ceil(count / 4096) + math.ceil(count / 8),
+        'qsgd8': 4 * math.ceil(count / 512) + count,
+        'qsgd4': 4 * math.ceil(count / 128) + math.ceil(count / 2),
+        'qsgd2': 4 * math.ceil(count / 64) + math.ceil(count / 4),
     }
     assert {name: coding.capacity(count) for name, coding in VALUES.items()} == expected
     values = torch.linspace(-1, 1, count)
@@ -68,6 +79,11 @@ def test_bytes_are_those_of_the_description():
         'bf16': '00008039 e046 60c6 8045',
         'int8': '87c3613d 7f c0 12',  # 7/127, then 127, -64, 18
         'int4': '0000803f c7 01',  # 1, then 7 and -4 in one byte, 1 in the next
+        'sign': '55557540 05',  # 11.5/3, then the bits 1, 0, 1
+        # Draws of 0.81, 0.20 and 0.50: up from -63.5, -3.5 and -1/2, down from 18.1 and 1/7.
+        'qsgd8': '87c3613d 7f c1 12',
+        'qsgd4': '0000803f d7 01',
+        'qsgd2': '0000e040 01',
     }
     found = {name: coding.encode(values).numpy().tobytes() for name, coding in VALUES.items()}
     assert found == {name: bytes.fromhex(text) for name, text in expected.items()}
@@ -83,6 +99,20 @@ def test_half_a_step_of_its_block_is_the_most_that_a_value_is_rounded(name, valu
     assert (error <= bound * (1 + 1e-4)).all()
 
 
+@pytest.mark.parametrize('name', QSGD)
+@settings(deadline=None, max_examples=60)
+@given(
+    values=st.one_of(some_values(2.0**-10, 2.0**10), some_values(0, FLOAT_MAX)),
+    seed=st.integers(-(2**63), 2**64),
+)
+def test_a_stochastic_coding_rounds_to_a_level_beside_the_value(name, values, seed):
+    coding = VALUES[name]
+    decoded = coding.decode(coding.encode(values, seed), len(values))
+    error = (decoded.double() - values.double()).abs()
+    assert (error <= steps(name, values).clamp(min=2.0**-126) * (1 + 1e-4)).all()
+    assert decoded.isfinite().all()
+
+
 @every_block_coding
 def test_a_block_does_not_feel_the_outlier_of_another(name):
     _, block = BLOCKS[name]
@@ -93,20 +123,66 @@ def test_a_block_does_not_feel_the_outlier_of_another(name):
     torch.testing.assert_close(decoded[block:], values[block:], rtol=1e-6, atol=0)
 
 
-@every_block_coding
-def test_zeros_stay_zeros(name):
-    assert there_and_back(name, torch.zeros(300)).tolist() == [0.0] * 300
+@every_coding
+def test_zeros_stay_zeros(coding):
+    assert (coding.decode(coding.encode(torch.zeros(5000)), 5000) == 0).all()
 
 
-@every_block_coding
+def test_only_a_whole_block_of_zeros_stays_zeros_in_one_bit():
+    values = torch.zeros(2 * 4096 + 1)
+    values[[4096, 4097]] = torch.tensor([4096.0, -8192.0])
+    first, second, last = there_and_back('sign', values).split(4096)
+    assert (first == 0).all() and last.tolist() == [0]
+    assert second.tolist() == [3.0, -3.0] + [3.0] * 4094
+
+
+@pytest.mark.parametrize('count', [1, 7, 4095, 4096, 4097, 4103])
+def test_the_scale_of_signs_is_the_mean_of_the_block_however_short(count):
+    values = torch.randn(count, generator=torch.Generator().manual_seed(0))
+    expected = [part.abs().mean() * part.sign() for part in values.split(4096)]
+    torch.testing.assert_close(there_and_back('sign', values), torch.cat(expected))
+
+
+@every_scaled_block
 @pytest.mark.parametrize('bad', [math.nan, math.inf, -math.inf])
 def test_a_value_that_is_not_finite_makes_its_block_nan_and_no_other(name, bad):
-    _, block = BLOCKS[name]
+    block = PER_SCALE[name]
     values = torch.ones(3 * block)
     values[block + 5] = bad
     before, itself, after = there_and_back(name, values).split(block)
     assert itself.isnan().all()
     assert (before == 1).all() and (after == 1).all()
+
+
+SIZES = [1, 7, 8, 9, 63, 64, 65, 127, 128, 129, 511, 512, 513, 4095, 4096, 4097, 9000]
+
+
+@every_coding
+@pytest.mark.parametrize('size', SIZES)
+def test_a_nan_at_any_place_arrives_at_that_place(coding, size):
+    draw = torch.Generator().manual_seed(size)
+    block = PER_SCALE.get(coding.name, 1)
+    for place in {0, 1, size // 2, size - 2, size - 1} & set(range(size)):
+        values = torch.randn(size, generator=draw)
+        values[place] = math.nan
+        decoded = coding.decode(coding.encode(values), size)
+        assert decoded[place].isnan()
+        assert not decoded.isinf().any()
+        its_block = torch.arange(size) // block == place // block
+        assert decoded[~its_block].isfinite().all()
+
+
+@every_coding
+@pytest.mark.parametrize('size', [0, *SIZES])
+def test_any_number_of_values_comes_back_as_many(coding, size):
+    values = torch.randn(size, generator=torch.Generator().manual_seed(size))
+    section = coding.encode(values, seed=3)
+    decoded = coding.decode(section, size)
+    assert section.dtype == torch.uint8 and len(section) == coding.capacity(size)
+    assert decoded.dtype == torch.float32 and decoded.shape == (size,)
+    assert decoded.isfinite().all()
+    # A value never changes to the other sign.
+    assert (decoded * values >= 0).all()
 
 
 @pytest.mark.parametrize('name', ['fp32', 'fp16', 'bf16'])
@@ -118,7 +194,7 @@ def test_a_nan_arrives_and_leaves_the_others_alone(name):
 
 
 @every_coding
-@pytest.mark.parametrize('size', [1, 200, 600])
+@pytest.mark.parametrize('size', [1, 200, 600, 5000])
 def test_the_largest_floats_do_not_become_infinite(coding, size):
     values = torch.full((size,), FLOAT_MAX)
     values[::2] *= -1
@@ -139,7 +215,8 @@ def test_an_infinity_arrives_as_the_largest_float(name):
 def test_values_too_small_to_be_normal_are_rounded_and_not_refused(coding, largest):
     values = torch.tensor([largest, -1e-45, 0.0])
     decoded = coding.decode(coding.encode(values), 3)
-    assert ((decoded - values).abs() <= 2.0**-127).all()
+    bound = 2.0**-126 if coding.name in QSGD else 2.0**-127
+    assert ((decoded - values).abs() <= bound).all()
     assert torch.equal(decoded + (values - decoded), values)
 
 
@@ -148,12 +225,15 @@ def float_section(scale: float, rest: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
 
 
-@pytest.mark.parametrize('name', ['fp16', 'bf16', 'int8', 'int4'])
+@pytest.mark.parametrize('name', [name for name in VALUES if name != 'fp32'])
 @pytest.mark.parametrize('scale', [0.0, -1.0, math.inf, -math.inf, -math.nan, math.nan])
 def test_a_scale_that_is_none_is_refused(name, scale):
     section = float_section(scale, b'\x01' * (VALUES[name].capacity(2) - 4))
-    if math.isnan(scale) and name in BLOCKS:
+    if math.isnan(scale) and name in PER_SCALE:
         assert VALUES[name].decode(section, 2).isnan().all()
+        return
+    if scale == 0 and name == 'sign':
+        assert (VALUES[name].decode(section, 2) == 0).all()
         return
     with pytest.raises(CodecError, match='scale'):
         VALUES[name].decode(section, 2)
@@ -190,7 +270,7 @@ def awkward_values():
     yield torch.tensor(special)
     yield torch.tensor([*special, torch.inf, torch.nan])
     yield torch.randint(-(2**31), 2**31 - 1, (5001,), generator=draw).int().view(torch.float32)
-    for count in (1, 2, 127, 128, 129, 255, 256, 257, 3001):
+    for count in (1, 2, 63, 65, 127, 128, 129, 255, 256, 257, 511, 513, 3001):
         yield (torch.arange(count) % 255 - 127) / 2
         yield (torch.arange(count) % 15 - 7) / 2
         for exponent in (-149, -140, -126, -20, 0, 100, 127):
@@ -202,15 +282,15 @@ def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
-@every_block_coding
+@pytest.mark.parametrize('name', [*BLOCKS, *QSGD])
 class TestTwins:
     """The C++ against the plain reference; without a compiler, the reference against itself."""
 
     def test_they_write_the_same_bytes_and_read_the_same_values(self, name):
         coding = VALUES[name]
-        for values in awkward_values():
-            section = coding.encode(values)
-            assert same_bytes(section, coding.encode_plainly(values))
+        for seed, values in enumerate(awkward_values()):
+            section = coding.encode(values, seed)
+            assert same_bytes(section, coding.encode_plainly(values, seed))
             ours, plain = (
                 decode(section, len(values)) for decode in (coding.decode, coding.decode_plainly)
             )

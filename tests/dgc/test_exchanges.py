@@ -10,7 +10,7 @@ from dgc.bucket_spec import BucketSpec
 from dgc.codec import Codec
 from dgc.engines import LocalEngine
 from dgc.exchanges import AllGather, AllReduce, Context
-from dgc.sparse import Sparse, nothing
+from dgc.sparse import Sparse, empty_message
 
 NUMEL = 40
 
@@ -75,10 +75,10 @@ def test_lengths_may_differ_between_ranks():
 
 def test_ranks_may_have_nothing_to_send():
     """grace#16, pytorch#85234: an empty message is legal, and no collective sees 0 elements."""
-    messages = [nothing(NUMEL), *messages_of(1, [4]), nothing(NUMEL)]
+    messages = [empty_message(NUMEL), *messages_of(1, [4]), empty_message(NUMEL)]
     for total, _, _ in exchange(AllGather(), messages):
         assert torch.equal(total, messages[1].to_dense())
-    for total, _, _ in exchange(AllGather(), [nothing(NUMEL), nothing(NUMEL)]):
+    for total, _, _ in exchange(AllGather(), [empty_message(NUMEL), empty_message(NUMEL)]):
         assert not total.any()
 
 

@@ -13,7 +13,7 @@ from dgc.codec import Codec
 from dgc.exchanges import Context
 from dgc.exchanges.balance import Balance, overlaps, spans
 from dgc.exchanges.truncation import Truncation
-from dgc.sparse import Sparse, nothing
+from dgc.sparse import Sparse, empty_message
 
 CODEC = Codec('fp32', 'int32')
 counts_of_ranks = st.lists(st.integers(0, 25), min_size=1, max_size=6)
@@ -32,7 +32,7 @@ def evened_out(counts, codec=CODEC):
 
     def worker(engine):
         numel = parts[0].numel
-        bucket, truncation = bucket_of(torch.zeros(numel)), Truncation(nothing(numel))
+        bucket, truncation = bucket_of(torch.zeros(numel)), Truncation(empty_message(numel))
         context = Context(bucket, max(*counts, 1), codec, engine)
         mine = Balance(counts).even_out(parts[engine.rank], context, truncation)
         everywhere = Sparse(torch.zeros(numel), torch.arange(numel), numel)

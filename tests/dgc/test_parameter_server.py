@@ -17,7 +17,7 @@ from dgc.memory import MomentumCorrection, Residual, SAMomentum
 from dgc.parameter_server import Changed, InverseStaleness, ServerError, dual_way
 from dgc.planner import PerTensor
 
-CODECS = [(values, indices) for values in VALUES for indices in INDICES]
+CODECS = [(values, indices) for values in VALUES for indices in INDICES if indices != 'none']
 exact = partial(dual_way, compress_ratio=0.05, compressor=TopK(), secondary=TopK())
 
 

@@ -16,7 +16,7 @@ from dgc.sparse import (
     join,
     mean_of_contributors,
     merge,
-    nothing,
+    empty_message,
 )
 
 
@@ -50,7 +50,7 @@ def test_a_dense_message_has_every_element_in_order():
 
 
 def test_an_empty_message_adds_nothing():
-    empty = nothing(3)
+    empty = empty_message(3)
     assert not empty.is_dense
     assert empty.values.numel() == empty.indices.numel() == 0
     assert empty.to_dense().tolist() == [0, 0, 0]
@@ -75,9 +75,9 @@ def test_delivered_plus_difference_equals_ours_in_any_order_and_with_any_cut(dat
     ours = message(numel, {i: float(i + 1) for i in positions})
     theirs = message(numel, {i: 0.5 * (i + 1) for i in delivered})
     if not positions:
-        ours = nothing(numel)
+        ours = empty_message(numel)
     if not delivered:
-        theirs = nothing(numel)
+        theirs = empty_message(numel)
     error = difference(ours, theirs)
     assert torch.equal(error.add_to(theirs.to_dense()), ours.to_dense())
 
@@ -96,7 +96,7 @@ def messages(values=integers):
 def sparse_of(elements: dict[int, float]) -> Sparse:
     """A message of these elements, in order of position."""
     if not elements:
-        return nothing(NUMEL)
+        return empty_message(NUMEL)
     return message(NUMEL, dict(sorted(elements.items())))
 
 

@@ -62,10 +62,10 @@ class Counting(Codec):
         super().__init__(codec.values, codec.indices)
         self.handled = 0
 
-    def encode(self, sparse: Sparse) -> Tensor:
+    def encode(self, sparse: Sparse, seed: int = 0) -> Tensor:
         """See :meth:`Codec.encode`."""
         self.handled += 1
-        return super().encode(sparse)
+        return super().encode(sparse, seed)
 
     def decode(self, message: Tensor) -> Sparse:
         """See :meth:`Codec.decode`."""

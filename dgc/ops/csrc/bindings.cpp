@@ -79,7 +79,7 @@ Memory memory_of(const Tensor& v, at::TensorList gradients, const std::optional<
   TORCH_CHECK(u.has_value() == (memory.rule != Rule::kPlain), "dgc: a momentum buffer fits every rule but the plain");
   if (u.has_value()) {
     check_flat(*u, at::kFloat, "a memory's buffer");
-    TORCH_CHECK(u->numel() == v.numel(), "dgc: ", u->numel(), " elements of momentum, ", v.numel(), " kept");
+    TORCH_CHECK(u->numel() == v.numel(), "dgc: ", u->numel(), " elements of momentum, ", v.numel(), " accumulated");
     memory.u = u->data_ptr<float>();
   }
   memory.gradient = pieces_of<const void>(gradients, gradients[0].scalar_type(), v.numel(),
@@ -209,11 +209,11 @@ void step(const Tensor& parameter, const Tensor& gradient, const Tensor& buffer,
 
 TORCH_LIBRARY(dgc, library) {
   library.def(
-      "accumulate(Tensor(a!) kept, Tensor[] gradients, Tensor(b!)? momentum_buffer, int rule, float momentum, "
+      "accumulate(Tensor(a!) accumulated, Tensor[] gradients, Tensor(b!)? momentum_buffer, int rule, float momentum, "
       "float threshold, int limit) -> (Tensor, Tensor, int)");
   library.def("collect(Tensor values, float threshold, int limit) -> (Tensor, Tensor, int)");
   library.def(
-      "sample(Tensor kept, Tensor[] gradients, Tensor? momentum_buffer, int rule, float momentum, "
+      "sample(Tensor accumulated, Tensor[] gradients, Tensor? momentum_buffer, int rule, float momentum, "
       "Tensor positions) -> Tensor");
   library.def("finite(Tensor[] tensors) -> bool");
   library.def("holders(Tensor tensor) -> int");

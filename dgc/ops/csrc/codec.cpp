@@ -1,5 +1,5 @@
-// What a codec does beside the packing of indices: the order of indices is checked, and values are
-// written as whole numbers, byte for byte as in dgc/codec/values.py, which describes them.
+// Parts of a codec beside the packing of indices: checking the order of indices, and writing values
+// as whole numbers, byte for byte as dgc/codec/values/linear.py and qsgd.py, which describe them.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -36,7 +36,7 @@ struct Layout {
 };
 
 Layout layout(int64_t count, int64_t bits, int64_t block) {
-  TORCH_CHECK((bits == 4 || bits == 8) && block > 0 && 0 <= count && count < std::numeric_limits<int64_t>::max() / 16,
+  TORCH_CHECK((bits == 2 || bits == 4 || bits == 8) && block > 0 && 0 <= count && count < std::numeric_limits<int64_t>::max() / 16,
               "dgc: ", count, " values cannot be written in blocks of ", block, ", ", bits, " bits each");
   const int64_t blocks = (count + block - 1) / block, per_byte = 8 / bits;
   return {blocks, blocks * kScale, per_byte, blocks * kScale + (count + per_byte - 1) / per_byte};
@@ -53,7 +53,9 @@ float step_of(const float* values, int64_t count, float top) {
   return finite ? std::max(largest / top, kTiny) : std::numeric_limits<float>::quiet_NaN();
 }
 
-Tensor linear_encode(const Tensor& values, int64_t bits, int64_t block) {
+// The bytes of values, each divided by the step of its block and made whole by round(quotient, position).
+template <typename Round>
+Tensor encode(const Tensor& values, int64_t bits, int64_t block, const Round& round) {
   check_flat(values, at::kFloat, "values");
   const int64_t count = values.numel();
   const Layout place = layout(count, bits, block);
@@ -67,7 +69,7 @@ Tensor linear_encode(const Tensor& values, int64_t bits, int64_t block) {
     const float step = step_of(in + first, last - first, top);
     std::memcpy(out + at * kScale, &step, sizeof step);
     for (int64_t i = first; i < last; ++i) {
-      const float number = std::nearbyint(in[i] / step);  // a half goes to the even one
+      const float number = round(in[i] / step, i);
       const int32_t written = std::isnan(number) ? 0 : static_cast<int32_t>(number) & field;
       out[place.begin + i / place.per_byte] |= static_cast<uint8_t>(written << (i % place.per_byte * bits));
     }
@@ -75,7 +77,35 @@ Tensor linear_encode(const Tensor& values, int64_t bits, int64_t block) {
   return section;
 }
 
-// The values, and whether every block has a size of steps that makes sense.
+Tensor linear_encode(const Tensor& values, int64_t bits, int64_t block) {
+  // A half goes to the even number, as in torch.round.
+  return encode(values, bits, block, [](float scaled, int64_t) { return std::nearbyint(scaled); });
+}
+
+// The hash of dgc/codec/uniform.py.
+inline uint32_t mix(uint32_t x) {
+  x ^= x >> 16;
+  x *= 0x21f0aaadu;
+  x ^= x >> 15;
+  x *= 0x735a2d97u;
+  return x ^ (x >> 15);
+}
+
+Tensor qsgd_encode(const Tensor& values, int64_t bits, int64_t block, int64_t first_key, int64_t second_key) {
+  const float top = static_cast<float>((1 << (bits - 1)) - 1);
+  const uint32_t first = static_cast<uint32_t>(first_key), second = static_cast<uint32_t>(second_key);
+  return encode(values, bits, block, [=](float scaled, int64_t position) {
+    const uint32_t high = static_cast<uint32_t>(position >> 32);
+    const uint32_t mixed = mix(mix(static_cast<uint32_t>(position) ^ first) ^ second ^ high);
+    const float draw = static_cast<float>(mixed >> 8) * 0x1p-24f;
+    const float lower = std::floor(scaled);
+    const float number = lower + static_cast<float>(draw < scaled - lower);
+    // The rounding of a step can put the largest value just above top.
+    return std::isnan(number) ? number : std::clamp(number, -top, top);
+  });
+}
+
+// The values, and whether every block has a valid step: NaN, or positive and finite.
 std::tuple<Tensor, bool> linear_decode(const Tensor& section, int64_t count, int64_t bits, int64_t block) {
   check_flat(section, at::kByte, "a section");
   const Layout place = layout(count, bits, block);
@@ -84,18 +114,18 @@ std::tuple<Tensor, bool> linear_decode(const Tensor& section, int64_t count, int
   Tensor values = at::empty({count}, at::kFloat);
   float* out = values.data_ptr<float>();
   const int32_t sign = 1 << (bits - 1), field = (1 << bits) - 1;
-  bool sound = true;
+  bool valid = true;
   for (int64_t at = 0; at < place.blocks; ++at) {
     float step;
     std::memcpy(&step, in + at * kScale, sizeof step);
-    sound &= std::isnan(step) || (step > 0 && step <= kMost);
+    valid &= std::isnan(step) || (step > 0 && step <= kMost);
     const int64_t first = at * block, last = std::min(first + block, count);
     for (int64_t i = first; i < last; ++i) {
       const int32_t raw = in[place.begin + i / place.per_byte] >> (i % place.per_byte * bits) & field;
       out[i] = std::clamp(static_cast<float>((raw ^ sign) - sign) * step, -kMost, kMost);
     }
   }
-  return {values, sound};
+  return {values, valid};
 }
 
 }  // namespace
@@ -103,12 +133,14 @@ std::tuple<Tensor, bool> linear_decode(const Tensor& section, int64_t count, int
 TORCH_LIBRARY_FRAGMENT(dgc, library) {
   library.def("in_order(Tensor indices, int numel) -> bool");
   library.def("linear_encode(Tensor values, int bits, int block) -> Tensor");
+  library.def("qsgd_encode(Tensor values, int bits, int block, int first_key, int second_key) -> Tensor");
   library.def("linear_decode(Tensor section, int count, int bits, int block) -> (Tensor, bool)");
 }
 
 TORCH_LIBRARY_IMPL(dgc, CPU, library) {
   library.impl("in_order", in_order);
   library.impl("linear_encode", linear_encode);
+  library.impl("qsgd_encode", qsgd_encode);
   library.impl("linear_decode", linear_decode);
 }
 

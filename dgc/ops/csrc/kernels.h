@@ -7,7 +7,7 @@
 
 namespace dgc {
 
-// How a memory takes in a gradient g. With a momentum buffer u and a kept buffer v:
+// How a memory takes in a gradient g. With a momentum buffer u and an accumulated buffer v:
 //   plain     v ← v + g                        (error feedback; no u)
 //   momentum  u ← m·u + g,    v ← v + u        (momentum correction)
 //   nesterov  u ← m·(u + g),  v ← v + u + g

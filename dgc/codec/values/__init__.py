@@ -1,0 +1,35 @@
+"""How the values of a message are written: one class per coding, one entry in the table.
+
+base.py     the interface, and the two classes of quantization error
+floats.py   'fp32', 'fp16', 'bf16': floating point
+linear.py   'int8', 'int4': whole numbers of a block's step, rounded to the nearest
+qsgd.py     'qsgd8', 'qsgd4', 'qsgd2': the same numbers, rounded at random and without bias
+sign.py     'sign': one bit per value
+"""
+
+from __future__ import annotations
+
+import torch
+
+from dgc.codec.values.base import Contraction, Unbiased, ValueCoding
+from dgc.codec.values.floats import Float32, Scaled
+from dgc.codec.values.linear import Linear
+from dgc.codec.values.qsgd import QSGD
+from dgc.codec.values.sign import Sign
+
+__all__ = ['VALUES', 'Contraction', 'Unbiased', 'ValueCoding']
+
+VALUES: dict[str, ValueCoding] = {
+    coding.name: coding
+    for coding in (
+        Float32(),
+        Scaled('fp16', 1, torch.float16),
+        Scaled('bf16', 2, torch.bfloat16),
+        Linear('int8', 3, bits=8, block=256),
+        Linear('int4', 4, bits=4, block=128),
+        Sign(),
+        QSGD('qsgd8', 6, bits=8, block=512),
+        QSGD('qsgd4', 7, bits=4, block=128),
+        QSGD('qsgd2', 8, bits=2, block=64),
+    )
+}
