@@ -29,7 +29,9 @@ class AllGather(Exchange):
         gathered = engine.all_gather(wire.encode(selected))
         parts = [wire.read(part, rank) for rank, part in enumerate(gathered)]
         error = difference(selected, parts[engine.rank])
-        return Exchanged(parts, error, scale=self.scale, non_finite=starts_with_nan(parts))
+        # Every rank contributes every element of dense messages.
+        scale = Scale.WORLD_SIZE if selected.is_dense else self.scale
+        return Exchanged(parts, error, scale=scale, non_finite=starts_with_nan(parts))
 
     def bytes_sent(self, spec: BucketSpec, k: int, codec: Codec, world_size: int) -> float:
         """``(P-1)·capacity``: each message passes every other rank once."""

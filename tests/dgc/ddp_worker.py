@@ -2,12 +2,13 @@
 
     torchrun python ddp_worker.py FOLDER
 
-leaves in FOLDER what rank r came to as r.pth.
+writes the results of rank r to FOLDER/r.pth.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -35,7 +36,7 @@ def step(model: nn.Module, number: int) -> None:
 
 
 def with_ddp(
-    steps: int, make: dgc.Composition | None, resume_at: int | None = None
+    steps: int, make: Callable[[], dgc.Composition] | None, resume_at: int | None = None
 ) -> list[Tensor]:
     """The parameters after ``steps``; small DDP buckets, so that it has several to rebuild."""
     net = network()
@@ -82,7 +83,7 @@ def with_an_empty_parameter() -> list[Tensor]:
 
 
 def momentum_after_loading() -> float:
-    """What the memory goes by once the optimizer's groups are others."""
+    """The momentum that the memory reads after the optimizer replaced its groups."""
     net = nn.Linear(6, 4)
     optimizer = dgc.DGCSGD(net.parameters(), **SGD)
     hook = CompressionHook(DistributedDataParallel(net), optimizer, sparse())
@@ -92,7 +93,7 @@ def momentum_after_loading() -> float:
 
 
 def refusal() -> str:
-    """What is said of a parameter that nobody updates."""
+    """The error for a parameter that the optimizer does not update."""
     net = nn.Linear(6, 4)
     optimizer = dgc.DGCSGD([net.weight], **SGD)
     try:
@@ -106,7 +107,7 @@ def sparse() -> dgc.Composition:
     return dgc.deep_gradient_compression(0.01, fp16_values=True)
 
 
-def flushing() -> dgc.Composition:
+def uncompressed() -> dgc.Composition:
     return dgc.deep_gradient_compression(1.0)
 
 
@@ -115,7 +116,7 @@ if __name__ == '__main__':
     dist.init_process_group('gloo')
     results = {
         'ddp': with_ddp(6, None),
-        'hook at ratio 1': with_ddp(6, flushing),
+        'hook, uncompressed': with_ddp(6, uncompressed),
         'hook': with_ddp(6, sparse),
         'hook resumed': with_ddp(6, sparse, resume_at=3),
         'optimizer': with_optimizer(6, sparse),

@@ -313,3 +313,27 @@ def assert_conserved(case: Case, results: Sequence[Result]) -> None:
     """Nothing is lost, and nothing counted twice."""
     gone = lost(case, results[0].total, [one.residual for one in results])
     assert float(gone.abs().max()) < 1e-5, case.name
+
+
+CALLS = ('all_reduce', 'all_gather', 'send_recv', 'broadcast')
+
+
+def record_calls(engine, log):
+    """Log the engine's calls, and check that what is received has the length of what is sent."""
+
+    def wrap(kind):
+        call = getattr(engine, kind)
+
+        def recorded(tensor, *others, **settings):
+            length = None if kind == 'send_recv' else tensor.numel()
+            log.append((kind, tensor.dtype, length))
+            result = call(tensor, *others, **settings)
+            if kind == 'send_recv' and result is not None:
+                assert result.numel() == tensor.numel()
+                assert result.dtype == tensor.dtype
+            return result
+
+        setattr(engine, kind, recorded)
+
+    for kind in CALLS:
+        wrap(kind)

@@ -2,7 +2,7 @@
 
     LAUNCHER python real_worker.py FOLDER
 
-leaves in FOLDER what rank r came to as r.pth.
+writes the results of rank r to FOLDER/r.pth.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from dgc_helpers import parameters, train, values, wrap
-from test_properties import TABLE, fits
+from test_properties import TABLE, fits, momenta
 from torch import Tensor
 
 import dgc
@@ -22,20 +22,21 @@ STEPS = 5
 
 
 def compositions(engine: dgc.Engine) -> dict[str, list[Tensor]]:
-    """The parameters after a few steps of momentum SGD, by row of the table."""
+    """The parameters after a few steps, with momentum where a row has a rule for it, by row."""
     results = {}
-    for row, make in TABLE.items():
-        if not fits(row, engine.size):
+    for name, row in TABLE.items():
+        if not fits(name, engine.size):
             continue
         named = parameters()
-        optimizer = wrap(named, make(), engine, momentum=0.9, steps_per_epoch=3)
+        momentum = max(momentum for momentum, _ in momenta(name))
+        optimizer = wrap(named, row.make(), engine, momentum=momentum, steps_per_epoch=3)
         train(optimizer, named, STEPS, engine.rank)
-        results[row] = values(named)
+        results[name] = values(named)
     return results
 
 
 def collectives(engine: dgc.Engine) -> dict[str, Tensor]:
-    """What each collective gives, from contributions that tell the ranks apart."""
+    """The result of each collective, of tensors that differ by rank."""
     rank, size = engine.rank, engine.size
     ours = torch.arange(6, dtype=torch.float32) + 10 * rank
     after, before = (rank + 1) % size, (rank - 1) % size
@@ -54,7 +55,7 @@ def collectives(engine: dgc.Engine) -> dict[str, Tensor]:
 
 
 def work(engine: dgc.Engine) -> dict[str, dict]:
-    """All that one rank came to."""
+    """All results of one rank."""
     return {
         'compositions': compositions(engine),
         'collectives': collectives(engine),

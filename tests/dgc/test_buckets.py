@@ -2,31 +2,35 @@ import weakref
 
 import pytest
 import torch
-from dgc_helpers import parameters
+from dgc_helpers import exact, parameters, plan_buckets
 from torch.nn import Parameter
 
 from dgc import ops
+from dgc.bucket_spec import BucketSpec
 from dgc.buckets import Bucket
-from dgc.planner import PerTensor
-from dgc.rules import LayerRules
-from dgc.schedule import RatioSchedule
+from dgc.memory import Residual
+from dgc.schedule import DensitySchedule
 from dgc.sparse import Sparse
+from dgc.state import Elements, Values
+from dgc.wiring import spec_of
 
-SPARSE = RatioSchedule(0.01)
-
-
-def in_one_group(named, **group):
-    return [(name, parameter, group) for name, parameter in named]
+SPARSE = DensitySchedule(0.01)
 
 
-def plan(members, planner, buffers):
-    return planner.plan(members, LayerRules(), SPARSE, buffers)
+def bucket_of(named, schedule=None, buffers=(), groups=None) -> Bucket:
+    """These parameters in one bucket, with these tensors of a memory."""
+    named = list(named)
+    groups = groups or [{}] * len(named)
+    live = [(name, p, group) for (name, p), group in zip(named, groups, strict=True)]
+    spec = BucketSpec.of(map(spec_of, live), schedule)
+    parts = {'memory': {name: Elements() for name in buffers}}
+    return Bucket(spec, [(p, group) for _, p, group in live], parts)
 
 
 def two() -> Bucket:
     """A matrix and a vector in one bucket, with two buffers."""
     named = [('w', Parameter(torch.zeros(2, 3))), ('b', Parameter(torch.zeros(4)))]
-    return Bucket(in_one_group(named), buffers=('momentum', 'velocity'))
+    return bucket_of(named, buffers=('momentum', 'velocity'))
 
 
 def collect_all(bucket):
@@ -47,7 +51,7 @@ class TestStorage:
 
     def test_a_gradient_that_is_alone_becomes_the_bucket_s_without_a_copy(self):
         parameter = Parameter(torch.zeros(2, 3))
-        bucket = Bucket(in_one_group([('w', parameter)]))
+        bucket = bucket_of([('w', parameter)])
         for _ in range(3):
             (2 * parameter).sum().backward()
             storage = parameter.grad.data_ptr()
@@ -55,7 +59,7 @@ class TestStorage:
             assert parameter.grad.data_ptr() == bucket.gradient.data_ptr() == storage
             assert bucket.total is bucket.gradient
             assert bucket.gradient.tolist() == [2.0] * 6
-            bucket.assign_mean([Sparse(torch.ones(1), torch.tensor([4]), 6)], workers=1)
+            bucket.assign([Sparse(torch.ones(1), torch.tensor([4]), 6)], divisor=1)
             assert parameter.grad.tolist() == [[0, 0, 0], [0, 1, 0]]
             bucket.zero()
 
@@ -79,7 +83,7 @@ class TestStorage:
             assert not any(piece.requires_grad for piece in bucket.pieces)
 
     def test_a_gradient_that_did_not_come_is_zero(self):
-        for bucket in (two(), Bucket(in_one_group([('w', Parameter(torch.zeros(2)))]))):
+        for bucket in (two(), bucket_of([('w', Parameter(torch.zeros(2)))])):
             bucket.gradient.fill_(7)
             collect_all(bucket)
             assert not bucket.gradient.any()
@@ -96,7 +100,7 @@ class TestStorage:
 
     def test_a_sparse_gradient_of_an_embedding_is_brought_back(self):
         embedding = torch.nn.Embedding(4, 2, sparse=True)
-        bucket = Bucket(in_one_group(embedding.named_parameters()))
+        bucket = bucket_of(embedding.named_parameters())
         embedding(torch.tensor([3, 1, 3])).sum().backward()
         bucket.collect(bucket.members[0])
         assert bucket.gradient.tolist() == [0, 0, 1, 1, 0, 0, 2, 2]
@@ -104,12 +108,12 @@ class TestStorage:
     def test_views_follow_the_logical_order_of_a_channels_last_parameter(self):
         values = torch.arange(24.0).view(2, 3, 2, 2)
         parameter = Parameter(values.to(memory_format=torch.channels_last))
-        bucket = Bucket(in_one_group([('w', parameter)]))
+        bucket = bucket_of([('w', parameter)])
         parameter.grad = (parameter.detach() * 2).to(memory_format=torch.channels_last)
         bucket.collect(bucket.members[0])
         assert bucket.gradient.tolist() == (2 * values).flatten().tolist()
 
-    def test_zero_forgets_gradients_or_zeroes_them_wherever_they_lie(self):
+    def test_zero_releases_gradients_or_zeroes_them_wherever_they_lie(self):
         bucket = two()
         elsewhere = bucket.members[0].parameter.grad = torch.ones(2, 3)
         bucket.zero(set_to_none=False)
@@ -120,26 +124,26 @@ class TestStorage:
     @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16, torch.float16])
     def test_sums_and_buffers_are_float32_whatever_the_gradient_is(self, dtype):
         parameter = Parameter(torch.zeros(2, 2, dtype=dtype))
-        bucket = Bucket(in_one_group([('w', parameter)]), buffers=('residual',))
+        bucket = bucket_of([('w', parameter)], buffers=('residual',))
         assert bucket.gradient.dtype == dtype
         assert bucket.total.dtype == bucket.buffers['residual'].dtype == torch.float32
-        total = bucket.hold(torch.tensor([3.0, 6.0, 9.0, 12.0]))
-        bucket.assign_mean([Sparse(total, None, 4)], workers=3)
+        total = bucket.copy_to_total(torch.tensor([3.0, 6.0, 9.0, 12.0]))
+        bucket.assign([Sparse(total, None, 4)], divisor=3)
         assert bucket.gradient.tolist() == [1, 2, 3, 4]
         parts = [Sparse(torch.tensor([v]), torch.tensor([2]), 4) for v in (4.0, 2.0)]
-        bucket.assign_mean(parts, workers=2)
+        bucket.assign(parts, divisor=2)
         assert bucket.gradient.tolist() == [0, 0, 3, 0]
 
     def test_a_bucket_is_named_by_its_first_parameter(self):
         assert two().name == 'w and 1 more'
-        assert Bucket(in_one_group([('w', Parameter(torch.zeros(1)))])).name == 'w'
+        assert bucket_of([('w', Parameter(torch.zeros(1)))]).name == 'w'
 
 
 def lending(dtype=torch.float32) -> Bucket:
     """The same two parameters where a step may be sparse, with gradients that autograd made."""
     named = [('w', Parameter(torch.zeros(2, 3, dtype=dtype))),
              ('b', Parameter(torch.zeros(4, dtype=dtype)))]  # fmt: skip
-    bucket = Bucket(in_one_group(named), SPARSE)
+    bucket = bucket_of(named, SPARSE)
     (2 * named[0][1].sum() + 3 * named[1][1].sum()).backward()
     return bucket
 
@@ -152,7 +156,7 @@ def addresses(bucket):
     not ops.is_native(torch.device('cpu')), reason='only compiled kernels read pieces'
 )
 class TestLending:
-    """Gradients that share a bucket which may be sparse."""
+    """Gradients that share a bucket which may be compressed."""
 
     def test_they_stay_where_they_are(self):
         bucket = lending()
@@ -168,7 +172,7 @@ class TestLending:
         before = addresses(bucket)
         collect_all(bucket)
         parts = [Sparse(torch.tensor([v, v]), torch.tensor([5, 6]), 10) for v in (4.0, 2.0)]
-        bucket.assign_mean(parts, workers=2)
+        bucket.assign(parts, divisor=2)
         weight, bias = (member.parameter.grad for member in bucket.members)
         assert weight.tolist() == [[0, 0, 0], [0, 0, 3]]
         assert bias.tolist() == [3, 0, 0, 0]
@@ -182,7 +186,7 @@ class TestLending:
         size = bucket.gradient.element_size()
         assert addresses(bucket) == [bucket.gradient.data_ptr() + at * size for at in (0, 6)]
         assert [piece.data_ptr() for piece in bucket.pieces] == [bucket.gradient.data_ptr()]
-        bucket.assign_mean([Sparse(bucket.hold(torch.arange(10.0)), None, 10)], workers=2)
+        bucket.assign([Sparse(bucket.copy_to_total(torch.arange(10.0)), None, 10)], divisor=2)
         assert bucket.members[1].parameter.grad.tolist() == [3, 3.5, 4, 4.5]
 
     def test_where_they_were_brought_together_is_given_up_when_all_lend_again(self):
@@ -190,12 +194,12 @@ class TestLending:
         collect_all(bucket)
         own = weakref.ref(bucket.gradient)
         parts = [Sparse(torch.ones(1), torch.tensor([1]), 10)]
-        bucket.assign_mean(parts, workers=1)
+        bucket.assign(parts, divisor=1)
         bucket.zero()
         assert own() is bucket.gradient
         (bucket.members[0].parameter.sum() + bucket.members[1].parameter.sum()).backward()
         collect_all(bucket)
-        bucket.assign_mean(parts, workers=1)
+        bucket.assign(parts, divisor=1)
         assert own() is None
         assert [m.parameter.grad.sum() for m in bucket.members] == [1, 0]
 
@@ -209,7 +213,7 @@ class TestLending:
         expected = torch.zeros(2, 3) if other is None else other.to_dense()
         assert torch.cat(bucket.pieces).tolist() == [*expected.flatten().tolist(), 3, 3, 3, 3]
         assert bucket.pieces[1].data_ptr() == lent
-        bucket.assign_mean([Sparse(torch.ones(2), torch.tensor([2, 9]), 10)], workers=1)
+        bucket.assign([Sparse(torch.ones(2), torch.tensor([2, 9]), 10)], divisor=1)
         assert first.parameter.grad.tolist() == [[0, 0, 1], [0, 0, 0]]
         assert second.parameter.grad.tolist() == [0, 0, 0, 1]
 
@@ -223,7 +227,7 @@ class TestLending:
             collect_all(bucket)
         assert torch.cat(bucket.pieces).tolist() == [2.0] * 10
 
-    def test_nothing_is_held_once_they_are_forgotten(self):
+    def test_nothing_is_held_once_they_are_released(self):
         bucket = lending()
         collect_all(bucket)
         ours = [member.parameter.grad.detach() for member in bucket.members]
@@ -235,7 +239,7 @@ class TestLending:
         first, second = (member.parameter.grad for member in bucket.members)
         theirs = first[1]
         collect_all(bucket)
-        bucket.assign_mean([Sparse(torch.ones(1), torch.tensor([3]), 10)], workers=1)
+        bucket.assign([Sparse(torch.ones(1), torch.tensor([3]), 10)], divisor=1)
         assert theirs.tolist() == [2.0] * 3
         assert bucket.members[0].parameter.grad.tolist() == [[0, 0, 0], [1, 0, 0]]
         assert bucket.pieces[1].data_ptr() == second.data_ptr()
@@ -251,37 +255,35 @@ class TestLending:
 class TestHyperparameters:
     def test_they_follow_the_optimizers_group(self):
         group = {'momentum': 0.5, 'nesterov': True}
-        bucket = Bucket([('w', Parameter(torch.zeros(1)), group)])
-        assert (bucket.momentum, bucket.nesterov) == (0.5, True)
-        group['momentum'] = 0.25
-        assert bucket.momentum == 0.25
+        bucket = bucket_of([('w', Parameter(torch.zeros(1)))], groups=[group])
+        assert (bucket.momentum, bucket.nesterov, bucket.lr) == (0.5, True, 1.0)
+        group |= {'momentum': 0.25, 'lr': 0.1}
+        assert (bucket.momentum, bucket.lr) == (0.25, 0.1)
 
     def test_an_optimizer_without_momentum_has_none(self):
         assert (two().momentum, two().nesterov) == (0.0, False)
 
     def test_they_may_not_differ_inside_a_bucket(self):
-        members = [(str(m), Parameter(torch.zeros(1)), {'momentum': m}) for m in (0.1, 0.9)]
+        named = [(name, Parameter(torch.zeros(1))) for name in ('0.1', '0.9')]
+        bucket = bucket_of(named, groups=[{'momentum': 0.1}, {'momentum': 0.9}])
         with pytest.raises(
             ValueError, match=r'momentum differs inside the bucket of 0\.1 and 1 more'
         ):
-            _ = Bucket(members).momentum
+            _ = bucket.momentum
 
 
 class TestState:
-    def filled(self, members, planner):
-        buckets = plan(members, planner, buffers=('residual',))
-        for bucket in buckets:
-            for name, view in bucket.views(bucket.buffers['residual']):
-                view.fill_(len(name))
-        return buckets
+    """Of a memory. For the other kinds of entries see test_state.py."""
 
     def test_it_is_kept_by_parameter_so_that_plans_may_change(self):
-        members = in_one_group(parameters())
-        saved = {}
-        for bucket in self.filled(members, PerTensor(dense_bytes=1)):
-            saved.update(bucket.state_dict())
-        together = Bucket(members, buffers=('residual',))
-        together.load_state_dict(saved)
+        named = parameters()
+        saved = {'memory': {}}
+        for bucket in plan_buckets(named, exact(memory=Residual())):
+            for name, view in bucket.views(bucket.buffers['residual']):
+                view.fill_(len(name))
+            saved['memory'].update(bucket.state_dict()['memory'])
+        together = bucket_of(named, buffers=('residual',))
+        together.load_state_dict(saved, {})
         for name, view in together.views(together.buffers['residual']):
             assert torch.equal(view, torch.full(view.shape, float(len(name))))
 
@@ -289,14 +291,50 @@ class TestState:
         bucket = two()
         state = bucket.state_dict()
         bucket.buffers['momentum'].fill_(1)
-        assert not state['w']['momentum'].any()
+        assert not state['memory']['w']['momentum'].any()
 
     def test_what_was_not_saved_is_zero(self):
         bucket = two()
         bucket.buffers['momentum'].fill_(1)
-        bucket.load_state_dict({'b': {'momentum': torch.full((4,), 2.0)}})
+        bucket.load_state_dict({'memory': {'b': {'momentum': torch.full((4,), 2.0)}}}, {})
         assert bucket.buffers['momentum'].tolist() == [0.0] * 6 + [2.0] * 4
 
     def test_another_shape_is_refused_by_name(self):
         with pytest.raises(ValueError, match=r'velocity of b .* \(5,\).* \(4,\)'):
-            two().load_state_dict({'b': {'velocity': torch.zeros(5)}})
+            two().load_state_dict({'memory': {'b': {'velocity': torch.zeros(5)}}}, {})
+
+
+class TestSnapshot:
+    def test_all_state_is_rolled_back_in_place(self):
+        bucket = two()
+        velocity = bucket.buffers['velocity'].fill_(2)
+        snapshot = bucket.snapshot()
+        velocity.fill_(torch.nan)
+        bucket.roll_back(snapshot)
+        assert bucket.buffers['velocity'] is velocity and velocity.tolist() == [2.0] * 10
+
+    def test_a_snapshot_survives_being_rolled_back_to(self):
+        """Two steps in a row may be skipped."""
+        parameter = Parameter(torch.zeros(2))
+        spec = BucketSpec.of([spec_of(('w', parameter, {}))], SPARSE)
+        bucket = Bucket(spec, [(parameter, {})], {'codec': {'draws': Values()}})
+        first = bucket.next_seed()
+        snapshot = bucket.snapshot()
+        for _ in range(2):
+            second = bucket.next_seed()
+            bucket.next_seed()
+            bucket.roll_back(snapshot)
+        assert bucket.next_seed() == second != first
+
+
+def test_seeds_differ_between_ranks_and_between_buckets_and_go_on_after_a_resume():
+    def made(name='w', rank=0):
+        parameter = Parameter(torch.zeros(2))
+        spec = BucketSpec.of([spec_of((name, parameter, {}))], SPARSE)
+        return Bucket(spec, [(parameter, {})], {'codec': {'draws': Values()}}, rank, 2)
+
+    straight, resumed = made(), made()
+    seeds = [straight.next_seed() for _ in range(3)]
+    resumed.load_state_dict({}, straight.state_dict()['values'])
+    assert resumed.next_seed() == straight.next_seed() not in seeds
+    assert len({*seeds, made(rank=1).next_seed(), made('other').next_seed()}) == 5

@@ -5,16 +5,19 @@ import torch
 from dgc_helpers import bucket_of, parameters, set_gradients, values, wrap
 
 import dgc
+from dgc.bucket_spec import BucketSpec
 from dgc.buckets import Bucket
 from dgc.clipping import ClipByGlobalNorm, ClipByModelNorm, ClipByNorm, ClipByValue
 from dgc.engines import LocalEngine
+from dgc.wiring import spec_of
 
 EVERY = [ClipByValue, ClipByNorm, ClipByModelNorm, ClipByGlobalNorm]
 
 
 def two_parameters(first: list[float], second: list[float]) -> Bucket:
     named = parameters({'a': (len(first), 1), 'b': (len(second),)})
-    bucket = Bucket([(name, parameter, {}) for name, parameter in named])
+    live = [(name, parameter, {}) for name, parameter in named]
+    bucket = Bucket(BucketSpec.of(map(spec_of, live), None), [(p, {}) for _, p in named])
     bucket.gradient.copy_(torch.tensor(first + second))
     return bucket
 
@@ -32,7 +35,7 @@ def clipped(clipping, gradients: list[list[float]]) -> list[list[float]]:
 
 @pytest.mark.parametrize('clipping', [ClipByNorm, ClipByModelNorm])
 @pytest.mark.parametrize('workers', [1, 4, 9])
-def test_the_local_limit_is_the_limit_times_the_root_of_the_workers(clipping, workers):
+def test_the_local_limit_is_the_limit_times_the_root_of_the_world_size(clipping, workers):
     """Paddle PR#21491: before the division by P, so that 4 workers have limit·2."""
     expected = 3.0 * math.sqrt(workers)
     for gradient in clipped(clipping(3.0), [[60.0, 80.0]] * workers):
@@ -71,7 +74,7 @@ def test_by_norm_takes_each_parameter_by_itself_and_by_model_norm_all_together()
     assert buckets[1].gradient.tolist() == pytest.approx([4.0, 0.0])
 
 
-def test_by_global_norm_all_workers_scale_alike_by_one_number():
+def test_by_global_norm_all_ranks_scale_alike_by_one_number():
     gradients = [[30.0, 0.0], [0.0, 40.0]]  # √(30² + 40²) / 2 = 25
 
     def worker(engine):

@@ -1,24 +1,30 @@
+import itertools
+
 import pytest
 import torch
-from dgc_helpers import parameters, wrap
+from dgc_helpers import parameters, train, values, wrap
 
 import dgc
+from dgc.bucket_spec import BucketSpec
 from dgc.clipping import ClipByGlobalNorm, ClipByModelNorm, ClipByNorm, ClipByValue
-from dgc.codec import INDICES, VALUES, Codec
-from dgc.compressors import Dense, SampledTopK, TopK
-from dgc.exchanges import AllGather, AllReduce
+from dgc.codec import INDICES, VALUES, Codec, Contraction, Unbiased
+from dgc.composition import Composition, describe
+from dgc.compressors import BlockTopK, Dense, SampledTopK, TopK
+from dgc.exchanges import AllGather, AllReduce, RandomK
 from dgc.memory import MomentumCorrection, NoMemory, Residual
 from dgc.planner import PerTensor
 from dgc.rules import LayerRules
-from dgc.schedule import RatioSchedule
+from dgc.schedule import DensitySchedule
+from dgc.state import ROLES, Elements, Resize, Values
+from dgc.transforms import BlockDCT, BlockLayout
 
 
-def test_dense_is_one_more_composition():
+def test_uncompressed_training_is_a_composition():
     composition = dgc.dense()
     assert isinstance(composition.memory, NoMemory)
     assert isinstance(composition.compressor, Dense)
     assert isinstance(composition.exchange, AllReduce)
-    assert composition.schedule == RatioSchedule(1.0)
+    assert composition.schedule == DensitySchedule()
     assert composition.overlaps
     assert not composition.loses_gradient
 
@@ -29,7 +35,7 @@ def test_the_parts_of_the_paper_and_the_settings_of_its_release():
     assert composition.memory.momentum_masking
     assert isinstance(composition.compressor, SampledTopK)
     assert isinstance(composition.exchange, AllGather)
-    assert composition.schedule == RatioSchedule(0.001)
+    assert composition.schedule == DensitySchedule(0.001)
     codec = composition.codec
     assert (codec.values, codec.indices) == ('fp32', 'int64')
     compressor = composition.compressor
@@ -53,7 +59,7 @@ def test_every_setting_arrives():
         fp16_values=True,
         int32_indices=True,
     )
-    assert composition.schedule == RatioSchedule(0.02, 3, [0.3, 0.2, 0.1], 5)
+    assert composition.schedule == DensitySchedule(0.02, 3, [0.3, 0.2, 0.1], 5)
     assert (composition.codec.values, composition.codec.indices) == ('fp16', 'int32')
     compressor = composition.compressor
     assert (compressor.sample_ratio, compressor.strided_sample) == (0.05, False)
@@ -113,9 +119,9 @@ def test_a_part_replaces_that_of_the_paper():
     assert composition.clipping is clipping
 
 
-def test_a_ratio_above_one_is_its_inverse():
-    assert dgc.deep_gradient_compression(1000).schedule.ratio == 0.001
-    assert dgc.deep_gradient_compression(1.0).schedule.ratio == 1.0
+def test_a_ratio_above_one_is_the_inverse_of_the_density_and_one_is_uncompressed():
+    assert dgc.deep_gradient_compression(1000).schedule.density == 0.001
+    assert dgc.deep_gradient_compression(1.0).schedule.density is None
 
 
 @pytest.mark.parametrize(
@@ -126,7 +132,8 @@ def test_a_ratio_above_one_is_its_inverse():
         ({'gradient_clipping': ClipByNorm(1.0)}, True),
         ({'gradient_clipping': ClipByModelNorm(1.0)}, False),
         ({'gradient_clipping': ClipByGlobalNorm(1.0)}, False),
-        ({'nonfinite': 'skip'}, False),
+        ({'nonfinite': 'skip'}, True),
+        ({'nonfinite': 'skip', 'gradient_clipping': ClipByModelNorm(1.0)}, False),
     ],
     ids=str,
 )
@@ -163,7 +170,97 @@ def test_keeping_what_is_not_sent_does_not_warn(recwarn):
     assert not [w for w in recwarn if 'memory' in str(w.message)]
 
 
-def test_compositions_do_not_share_state():
-    one, other = dgc.deep_gradient_compression(), dgc.deep_gradient_compression()
-    one.compressor.compress(torch.ones(10), 0.1)
-    assert (one.compressor.calls, other.compressor.calls) == (1, 0)
+def test_parts_keep_nothing_of_a_run():
+    """All state is the buckets', so that one composition may serve two optimizers."""
+    composition = dgc.deep_gradient_compression(0.02)
+    before = describe(composition)
+    first, second = parameters(), parameters()
+    one, other = wrap(first, composition, momentum=0.9), wrap(second, composition, momentum=0.9)
+    train(one, first, 3)
+    assert describe(composition) == before
+    train(other, second, 3)
+    assert all(map(torch.equal, values(first), values(second)))
+
+
+def test_the_state_of_every_part_is_declared_by_its_role():
+    spec = BucketSpec.of_shape(4, 5, schedule=DensitySchedule(0.1))
+    declared = dgc.deep_gradient_compression().state_for(spec)
+    assert declared.keys() <= set(ROLES)
+    assert declared['memory'] == {'momentum': Elements(), 'velocity': Elements()}
+    assert declared['compressor'] == {'search': Values(Resize.REPLICATED)}
+    assert declared['codec'] == {'draws': Values(Resize.PER_RANK)}
+    assert declared['exchange'] == {}
+    assert dgc.dense().state_for(spec)['memory'] == dgc.dense().state_for(spec)['compressor'] == {}
+
+
+class TestFingerprint:
+    def test_alike_for_alike_and_different_for_every_difference(self):
+        made = [
+            dgc.deep_gradient_compression(),
+            dgc.deep_gradient_compression(0.01),
+            dgc.deep_gradient_compression(fp16_values=True),
+            dgc.deep_gradient_compression(memory=Residual()),
+            dgc.deep_gradient_compression(memory=Residual(0.5)),
+            dgc.deep_gradient_compression(rules=LayerRules(min_dims=1)),
+            dgc.deep_gradient_compression(nonfinite='skip'),
+            dgc.deep_gradient_compression(gradient_clipping=ClipByValue(1.0)),
+            dgc.dense(),
+            Composition(transform=BlockDCT(BlockLayout(8))),
+            Composition(transform=BlockDCT(BlockLayout(4))),
+        ]
+        found = [composition.fingerprint(None) for composition in made]
+        assert found[0] == dgc.deep_gradient_compression().fingerprint(None)
+        assert all(a != b for a, b in itertools.combinations(found, 2))
+        assert all(isinstance(value, str) for each in found for value in each.values())
+
+    def test_steps_per_epoch_counts_where_the_warm_up_is_by_epochs(self):
+        by_epoch = dgc.deep_gradient_compression(warmup_epochs=2)
+        by_step = dgc.deep_gradient_compression(warmup_epochs=2, warmup_stage_steps=5)
+        assert by_epoch.fingerprint(7) != by_epoch.fingerprint(8)
+        assert by_step.fingerprint(7) == by_step.fingerprint(8)
+
+
+class TestPartsThatDoNotFit:
+    def test_a_payload_that_the_exchange_does_not_take(self):
+        with pytest.raises(ValueError, match=r'TopK and AllReduce do not fit.* leave the compress'):
+            Composition(compressor=TopK())
+        with pytest.raises(ValueError, match=r'Dense and AllGather .* choose a compressor'):
+            Composition(exchange=AllGather(), compressor=Dense(), codec=Codec('fp32', 'int64'))
+
+    def test_a_codec_without_indices_for_a_sparse_message(self):
+        parts = {'compressor': TopK(), 'exchange': AllGather(), 'memory': Residual()}
+        with pytest.raises(ValueError, match=r"sparse messages and indices='none'.* to 'int64'"):
+            Composition(**parts, codec=Codec('fp32', 'none'))
+
+    def test_an_unbiased_coding_under_error_feedback(self):
+        parts = {'compressor': TopK(), 'exchange': AllGather()}
+        assert isinstance(Codec('fp32').error, Contraction)
+        unbiased = Codec('fp32', 'int32')
+        unbiased.error = Unbiased(1.0)
+        with pytest.raises(
+            ValueError, match='is unbiased, .* Residual can feed back: use NoMemory'
+        ):
+            Composition(**parts, memory=Residual(), codec=unbiased)
+        Composition(**parts, memory=NoMemory(), codec=unbiased)
+
+    def test_an_unbiased_exchange_under_error_feedback(self):
+        parts = {'compressor': Dense(), 'exchange': RandomK(unbiased=True)}
+        with pytest.raises(ValueError, match=r'RandomK\(unbiased=True\) .* use NoMemory'):
+            Composition(**parts, memory=Residual())
+
+
+def test_a_transform_changes_the_basis_before_error_feedback_and_back_after_the_exchange():
+    """Uncompressed, an orthonormal basis changes nothing but roundings."""
+    plain, transformed = parameters(), parameters()
+    dct = Composition(
+        memory=Residual(),
+        compressor=BlockTopK(1000, BlockLayout(8)),
+        codec=Codec(),
+        exchange=AllGather(),
+        schedule=DensitySchedule(1.0),
+        transform=BlockDCT(BlockLayout(8)),
+    )
+    train(wrap(plain, dgc.dense()), plain, 3)
+    optimizer = wrap(transformed, dct)
+    train(optimizer, transformed, 3)
+    torch.testing.assert_close(values(transformed), values(plain))

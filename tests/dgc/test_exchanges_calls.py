@@ -9,32 +9,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from exchange_helpers import EXCHANGES, KINDS, Case, bucket_for, cases_of, run_rank, worlds
+from exchange_helpers import (
+    EXCHANGES,
+    KINDS,
+    Case,
+    bucket_for,
+    cases_of,
+    record_calls,
+    run_rank,
+    worlds,
+)
 
 import dgc
-
-CALLS = ('all_reduce', 'all_gather', 'send_recv', 'broadcast')
-
-
-def record_calls(engine, log):
-    """Log the engine's calls, and check that what is received has the length of what is sent."""
-
-    def wrap(kind):
-        call = getattr(engine, kind)
-
-        def recorded(tensor, *others, **settings):
-            length = None if kind == 'send_recv' else tensor.numel()
-            log.append((kind, tensor.dtype, length))
-            result = call(tensor, *others, **settings)
-            if kind == 'send_recv' and result is not None:
-                assert result.numel() == tensor.numel()
-                assert result.dtype == tensor.dtype
-            return result
-
-        setattr(engine, kind, recorded)
-
-    for kind in CALLS:
-        wrap(kind)
 
 
 @pytest.mark.parametrize(('row', 'world_size'), worlds((2, 3, 6, 8)))

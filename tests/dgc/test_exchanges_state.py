@@ -256,7 +256,7 @@ def test_the_state_of_another_exchange_is_ignored(one, other):
 
 
 def test_a_compressor_that_remembers_does_so_for_each_block():
-    """Blocks of different scales: with one threshold for all, too few small elements are selected."""
+    """Blocks of different scales: one threshold for all would select too few small elements."""
     exchange = SparDL(compressor=PeriodicThreshold())
     message = torch.cat([torch.arange(1.0, 101.0) * scale for scale in (1.0, 0.01)])
 

@@ -5,7 +5,7 @@ from torch.nn import Parameter
 
 import dgc
 from dgc.codec import Codec
-from dgc.composition import spelled
+from dgc.composition import describe
 from dgc.engines import LocalEngine
 from dgc.exchanges import AllGather, GTopK, Hierarchical
 from dgc.handshake import (
@@ -14,7 +14,7 @@ from dgc.handshake import (
     average_tensors,
     broadcast_tensors,
     check_agreement,
-    describe,
+    describe_parameters,
     gather_text,
     shake_hands,
 )
@@ -72,7 +72,7 @@ class TestShakeHands:
 
     def test_another_codec_version_is_refused(self):
         def worker(engine):
-            aspects = describe(parameters())
+            aspects = describe_parameters(parameters())
             if engine.rank == 1:
                 aspects['the codec version'] = '0'
             shake_hands(engine, aspects, 'cpu')
@@ -179,7 +179,7 @@ DIFFERENT = {
     'exchange': (lambda rank: exact(exchange=GTopK() if rank else AllGather()), 'the composition'),
     'a setting': (lambda rank: exact(memory=Residual() if rank else None), 'the composition'),
     'rules': (lambda rank: exact(rules=LayerRules(dense=['w*'] * rank)), 'the composition'),
-    'ratio': (lambda rank: exact(0.05 + rank / 100), 'the schedule of the ratio'),
+    'density': (lambda rank: exact(0.05 + rank / 100), 'the schedule of the density'),
 }
 
 
@@ -192,7 +192,7 @@ def test_ranks_of_different_compositions_do_not_begin(make, aspect):
     dgc.simulate(2, worker)
 
 
-def test_epochs_of_different_length_do_not_begin_where_the_ratio_goes_by_them():
+def test_epochs_of_different_length_do_not_begin_where_the_density_goes_by_them():
     def worker(engine):
         wrap(parameters(), exact(), engine, steps_per_epoch=3 + engine.rank)
         with pytest.raises(HandshakeError, match='rank 1 and rank 0 differ in steps_per_epoch'):
@@ -204,6 +204,6 @@ def test_epochs_of_different_length_do_not_begin_where_the_ratio_goes_by_them():
 def test_settings_are_told_and_other_objects_are_not():
     part = Hierarchical(AllGather(), 2)
     part.draw = torch.Generator().manual_seed(3)
-    assert spelled(part) == spelled(Hierarchical(AllGather(), 2))[:-1] + ', draw=Generator())'
-    assert spelled(part) != spelled(Hierarchical(AllGather(), 4))
-    assert spelled([None, {'a': (1, 2.5)}]) == "[None, [['a', [1, 2.5]]]]"
+    assert describe(part) == describe(Hierarchical(AllGather(), 2))[:-1] + ', draw=Generator())'
+    assert describe(part) != describe(Hierarchical(AllGather(), 4))
+    assert describe([None, {'a': (1, 2.5)}]) == "[None, [['a', [1, 2.5]]]]"

@@ -1,17 +1,20 @@
-"""Infinities and NaNs: seen before anything is kept back, and known to every worker."""
+"""Infinities and NaNs: detected before error feedback, and known to every rank."""
 
 import math
 
 import pytest
 import torch
 from dgc_helpers import loss, parameters, set_gradients, train, values, wrap
+from state_helpers import assert_same
 
 import dgc
 from dgc.clipping import ClipByGlobalNorm, ClipByModelNorm, ClipByNorm
 from dgc.codec import Codec
-from dgc.compressors import TopK
-from dgc.memory import NoMemory, Residual
+from dgc.compressors import PeriodicThreshold, SampledTopK, TopK
+from dgc.exchanges import AllGather, CompressedAllReduce, PowerSGD, RandomK
+from dgc.memory import AveragedMomentum, NoMemory, Residual
 from dgc.nonfinite import NonFiniteGradientError, finite
+from dgc.schedule import DensitySchedule
 
 COMPOSITIONS = {
     'dense': dgc.dense,
@@ -133,11 +136,13 @@ def test_a_huge_finite_gradient_is_finite():
     assert finite(torch.tensor([65504.0] * 4, dtype=torch.float16))
 
 
-@pytest.mark.parametrize('ratio', [0.02, 1.0])
-def test_finite_gradients_that_add_up_to_infinity_stop_all_and_are_named(ratio):
+@pytest.mark.parametrize('compress_ratio', [0.02, 1.0])
+def test_finite_gradients_that_add_up_to_infinity_stop_all_and_are_named(compress_ratio):
     def worker(engine):
         named = parameters({'w': (30, 30)})
-        optimizer = wrap(named, dgc.deep_gradient_compression(ratio), engine, lr=0.0, momentum=0.9)
+        optimizer = wrap(
+            named, dgc.deep_gradient_compression(compress_ratio), engine, lr=0.0, momentum=0.9
+        )
         for step in range(4):
             optimizer.zero_grad()
             set_gradients(named, {'w': torch.full((30, 30), 2e38 if engine.rank else 1.0)})
@@ -153,35 +158,143 @@ def test_finite_gradients_that_add_up_to_infinity_stop_all_and_are_named(ratio):
     assert 'rank 1: not finite: gradient of w' in message
 
 
+STATEFUL = {
+    'error feedback, uncompressed': lambda **s: dgc.Composition(memory=Residual(), **s),
+    'periodic threshold': lambda **s: dgc.deep_gradient_compression(
+        0.02, memory=Residual(), compressor=PeriodicThreshold(3), **s
+    ),
+    'gtopk': lambda **s: dgc.ALGORITHMS['gtopk'].make(0.02, **s),
+    'spardl': lambda **s: dgc.ALGORITHMS['spardl'].make(
+        0.02, teams=2, block_compressor=SampledTopK(), **s
+    ),
+    'oktopk': lambda **s: dgc.ALGORITHMS['oktopk'].make(0.02, 3, 4, values='int8', **s),
+    'hierarchical': lambda **s: dgc.ALGORITHMS['hierarchical'].make(0.02, local_size=2, **s),
+    'random-k': lambda **s: always(memory=Residual(), exchange=RandomK(), **s),
+    'powersgd': lambda **s: always(memory=Residual(), exchange=PowerSGD(2), **s),
+    '1-bit adam': lambda **s: always(
+        memory=AveragedMomentum(),
+        codec=Codec('int8', 'none'),
+        exchange=CompressedAllReduce(),
+        warmup=2,
+        **s,
+    ),
+    'qsgd': lambda **s: always(codec=Codec('qsgd8', 'none'), exchange=AllGather(), **s),
+}
+
+
+def always(warmup: int = 0, nonfinite: str = 'stop', clipping=None, **parts) -> dgc.Composition:
+    """Every parameter at a density of 0.1, after ``warmup`` uncompressed steps."""
+    schedule = DensitySchedule(0.1, warmup, [1.0] * warmup, stage_steps=1)
+    if parts['exchange'].selects is False:
+        schedule = DensitySchedule(1.0, warmup, [1.0] * warmup, stage_steps=1)
+    return dgc.Composition(
+        schedule=schedule,
+        rules=dgc.LayerRules(min_dims=0),
+        nonfinite=nonfinite,
+        clipping=clipping,
+        **parts,
+    )
+
+
+def momentum_of(composition: dgc.Composition) -> float:
+    """0.9, or 0 where the memory has a momentum of its own."""
+    return 0.0 if isinstance(composition.memory, AveragedMomentum) else 0.9
+
+
+def trained(make, steps, spoil, ranks: int = 4) -> list[tuple]:
+    """Every rank's parameters, state and counts of steps after ``steps``.
+
+    ``spoil(rank, step)`` returns the parameter whose gradient has one other value, and that value.
+    """
+
+    def worker(engine):
+        named = parameters()
+        composition = make(nonfinite='skip')
+        optimizer = wrap(named, composition, engine, momentum=momentum_of(composition))
+        for step in steps:
+            optimizer.zero_grad()
+            backward(named, engine.rank, step, *spoil(engine.rank, step))
+            optimizer.step()
+        state = optimizer.state_dict()
+        counts = state.pop('steps'), optimizer.progress.steps
+        return values(named), state, counts
+
+    return dgc.simulate(ranks, worker)
+
+
+def assert_no_trace(make, spoil) -> None:
+    """The spoilt step 2 leaves parameters and the state of all parts as if it had not been."""
+    skipped = trained(make, [0, 1, 2, 3, 4], spoil)
+    without = trained(make, [0, 1, 3, 4], lambda rank, step: ())
+    assert [counts for _, _, counts in skipped] == [(5, 5)] * len(skipped)
+    for ours, theirs in zip(skipped, without, strict=True):
+        assert_same(ours[0], theirs[0])
+        assert_same(ours[0], skipped[0][0])
+        assert_same(ours[1], theirs[1])
+        assert all(parameter.isfinite().all() for parameter in ours[0])
+
+
 class TestSkip:
-    """nonfinite='skip': checked before anything is kept back, so that training goes on."""
+    """nonfinite='skip': all ranks roll the state of all parts back, and training goes on."""
 
+    @pytest.mark.parametrize('bad', ['wide.weight', 'scale'])
+    @pytest.mark.parametrize('make', (COMPOSITIONS | STATEFUL).values(), ids=COMPOSITIONS | STATEFUL)
+    def test_a_step_not_finite_on_one_rank_leaves_no_trace(self, make, bad):
+        """Also where it is in the last bucket, when all others have been exchanged."""
+        assert_no_trace(make, lambda rank, step: (bad,) if (rank, step) == (1, 2) else ())
+
+    @pytest.mark.parametrize('value', [math.inf, -math.inf])
     @pytest.mark.parametrize('make', COMPOSITIONS.values(), ids=COMPOSITIONS)
-    @pytest.mark.parametrize('clipping', [None, ClipByGlobalNorm])
-    def test_all_leave_the_step_out_and_go_on_as_if_it_had_not_been(self, make, clipping):
-        def run(steps, bad_step):
-            def worker(engine):
-                named = parameters()
-                composition = make(nonfinite='skip', gradient_clipping=clipping and clipping(10.0))
-                optimizer = wrap(named, composition, engine, momentum=0.9)
-                for step in steps:
-                    bad = 'wide.weight' if (engine.rank, step) == (1, bad_step) else None
-                    optimizer.zero_grad()
-                    backward(named, engine.rank, step, bad)
-                    optimizer.step()
-                counters = optimizer.steps, optimizer.reducer.progress.steps
-                return values(named), optimizer.state_dict()['memory'], counters
+    def test_nor_does_an_infinity_on_several_ranks(self, make, value):
+        assert_no_trace(
+            make, lambda rank, step: ('narrow.weight', value) if rank and step == 2 else ()
+        )
 
-            return dgc.simulate(3, worker)
+    @pytest.mark.parametrize(
+        'make',
+        (COMPOSITIONS | STATEFUL).values(),
+        ids=COMPOSITIONS | STATEFUL,
+    )
+    def test_nor_does_a_sum_that_overflows(self, make):
+        """Each rank's gradient is finite; what the ranks' sum holds is not."""
+        assert_no_trace(make, lambda rank, step: ('wide.weight', 3e38) if step == 2 else ())
 
-        skipped, without = run([0, 1, 2, 3], 2), run([0, 1, 3], None)
-        assert [counters for _, _, counters in skipped] == [(4, 4)] * 3
-        for ours, theirs in zip(skipped, without, strict=True):
-            assert all(map(torch.equal, ours[0], theirs[0]))
-            assert all(map(torch.equal, ours[0], skipped[0][0]))
-            for name, buffers in ours[1].items():
-                for buffer, tensor in buffers.items():
-                    assert torch.equal(tensor, theirs[1][name][buffer])
+    @pytest.mark.parametrize('clipping', [ClipByNorm, ClipByModelNorm, ClipByGlobalNorm])
+    @pytest.mark.parametrize('make', [COMPOSITIONS['dense'], COMPOSITIONS['dgc']])
+    def test_nor_does_a_clipped_step(self, make, clipping):
+        def clipped(**settings):
+            return make(gradient_clipping=clipping(10.0), **settings)
+
+        assert_no_trace(
+            clipped, lambda rank, step: ('wide.weight',) if (rank, step) == (1, 2) else ()
+        )
+
+    @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+    def test_nor_does_a_mean_that_the_gradients_type_cannot_hold(self, dtype):
+        """Float32 sums of residuals, in gradients of half precision."""
+
+        def worker(engine):
+            named = [('w', torch.nn.Parameter(torch.zeros(64, 64, dtype=dtype)))]
+            composition = dgc.deep_gradient_compression(
+                0.01, memory=Residual(), compressor=TopK(), nonfinite='skip'
+            )
+            optimizer = wrap(named, composition, engine, lr=0.0)
+            huge = 0.6 * torch.finfo(dtype).max
+            results = []
+            for step in range(200):
+                optimizer.zero_grad()
+                before = optimizer.reducer.state_dict()
+                set_gradients(named, {'w': torch.full((64, 64), huge, dtype=dtype)})
+                results.append(optimizer.synchronize())
+                optimizer.step()
+                if not results[-1]:
+                    assert_same(optimizer.reducer.state_dict(), before)
+                    return step
+            return None
+
+        first, *others = dgc.simulate(2, worker)
+        assert first is not None
+        assert others == [first]
 
     def test_the_schedule_moves_on_alike(self):
         def worker(engine):
@@ -190,27 +303,27 @@ class TestSkip:
                 0.02, 3, [0.2, 0.1, 0.05], warmup_stage_steps=1, nonfinite='skip'
             )
             optimizer = wrap(named, composition, engine)
-            ratios = []
+            densities = []
             for step in range(4):
-                ratios.append(optimizer.reducer.buckets[0].ratio)
+                densities.append(optimizer.reducer.buckets[0].density)
                 optimizer.zero_grad()
                 backward(named, engine.rank, step, 'bias' if step == engine.rank else None)
                 optimizer.step()
-            return ratios
+            return densities
 
         assert dgc.simulate(2, worker) == [[0.2, 0.1, 0.05, 0.02]] * 2
 
-    def test_synchronize_says_that_the_step_is_left_out(self):
+    def test_synchronize_returns_false_where_the_step_is_skipped(self):
         def worker(engine):
             named = parameters()
             optimizer = wrap(named, dgc.dense(nonfinite='skip'), engine)
-            said = []
+            usable = []
             for step in range(2):
                 optimizer.zero_grad()
                 backward(named, engine.rank, step, 'bias' if step == engine.rank == 0 else None)
-                said.append(optimizer.synchronize())
+                usable.append(optimizer.synchronize())
                 optimizer.step()
-            return said
+            return usable
 
         assert dgc.simulate(2, worker) == [[False, True]] * 2
 
@@ -254,9 +367,8 @@ def test_a_mean_that_float16_cannot_hold_is_named_and_stays_in_the_memory():
 
 
 @pytest.mark.parametrize('clipping', [None, ClipByModelNorm(1.0)])
-def test_nothing_to_train_is_no_error(clipping):
+def test_nothing_to_train_is_refused(clipping):
     frozen = torch.nn.Parameter(torch.ones(3), requires_grad=False)
     composition = dgc.deep_gradient_compression(nonfinite='skip', gradient_clipping=clipping)
-    optimizer = wrap([('w', frozen)], composition)
-    optimizer.step()
-    assert optimizer.steps == 1
+    with pytest.raises(ValueError, match='no parameter needs a gradient'):
+        wrap([('w', frozen)], composition)

@@ -26,8 +26,8 @@ every = pytest.mark.parametrize('make', MAKERS.values(), ids=MAKERS)
 
 class TestTraining:
     @every
-    def test_one_worker_trains_normally(self, make):
-        """hivemind PR#450: with one worker, the gradients came out as zeros."""
+    def test_one_rank_trains_normally(self, make):
+        """hivemind PR#450: with one rank, the gradients came out as zeros."""
         named = parameters()
         goals = [target(p, 0, 0, index) for index, (_, p) in enumerate(named)]
         optimizer = wrap(named, make(), lr=0.05)
@@ -49,7 +49,7 @@ class TestTraining:
             assert not kept_by(dense).any()
 
     def test_momentum_is_applied_once(self):
-        """Paddle PR#20758: one rank, ratio 1.0, equals momentum SGD."""
+        """Paddle PR#20758: one rank, uncompressed, equals momentum SGD."""
         ours, torchs = parameters(), parameters()
         train(wrap(ours, dgc.deep_gradient_compression(1.0), momentum=0.9), ours, 8)
         train(torch.optim.SGD([p for _, p in torchs], lr=0.1, momentum=0.9), torchs, 8)
@@ -81,7 +81,7 @@ class TestTraining:
             assert torch.equal(parameter, before[name]) == (parameter.dim() < 2)
 
     def test_decay_beside_real_gradients_has_its_own_momentum(self):
-        """Paddle PR#21278: at ratio 1.0, with decay, it is dense SGD."""
+        """Paddle PR#21278: uncompressed, with decay, it is momentum SGD."""
         ours, torchs = parameters(), parameters()
         settings = {'lr': 0.1, 'momentum': 0.9, 'weight_decay': 0.05}
         train(wrap(ours, exact(1.0), **settings), ours, 10)
@@ -168,7 +168,7 @@ class TestShapesAndTypes:
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
     def test_parameters_of_every_number_of_dimensions(self):
-        """grace#2: 0-dimensional; pytorch#140396: tiny, at small ratios."""
+        """grace#2: 0-dimensional; pytorch#140396: tiny, at small densities."""
         shapes = {
             '0': (),
             '1': (1,),
@@ -293,7 +293,7 @@ class TestMissingGradients:
             assert all(torch.equal(other[index], moved) for other, _ in results)
             assert moved.any()
             kept = sum(kept[name] for _, kept in results) / 4
-            share = 20.0 if name == 'both' else 10.0  # of the mean over four workers
+            share = 20.0 if name == 'both' else 10.0  # of the mean over four ranks
             torch.testing.assert_close(moved + kept, torch.full(shape, share))
 
     def test_an_unused_parameter_is_sent_as_zeros(self):

@@ -78,9 +78,9 @@ class TestState:
     @pytest.mark.parametrize(
         'make', [dgc.dense, lambda: exact(memory=Residual())], ids=['none', 'residual']
     )
-    def test_what_was_kept_back_is_not_dropped_in_silence(self, make):
+    def test_a_saved_tensor_without_a_place_here_is_refused(self, make):
         _, _, state = self.saved()
-        with pytest.raises(ValueError, match=r'kept back for .* would be lost'):
+        with pytest.raises(ValueError, match=r'the saved (momentum|velocity) of .* would be lost'):
             wrap(parameters(), make()).load_state_dict(state)
 
     def test_another_shape_is_refused_by_name(self):
@@ -99,14 +99,14 @@ class TestState:
             for buffer, tensor in buffers.items():
                 assert torch.equal(state['memory'][name][buffer], tensor)
 
-    def test_the_ratio_goes_on_from_the_saved_step(self):
+    def test_the_density_goes_on_from_the_saved_step(self):
         ramp = {'warmup_epochs': 4, 'warmup_coeff': [0.5, 0.4, 0.3, 0.2], 'warmup_stage_steps': 1}
         _, optimizer, state = self.saved(exact(0.1, **ramp), steps=2)
         resumed = wrap(parameters(), exact(0.1, **ramp))
-        assert resumed.reducer.buckets[0].ratio == 0.5
+        assert resumed.reducer.buckets[0].density == 0.5
         resumed.load_state_dict(state)
         assert resumed.steps == 2
-        assert resumed.reducer.buckets[0].ratio == optimizer.reducer.buckets[0].ratio == 0.3
+        assert resumed.reducer.buckets[0].density == optimizer.reducer.buckets[0].density == 0.3
 
 
 def test_a_state_given_to_the_wrapped_optimizer_is_the_wrappers_too():

@@ -1,4 +1,4 @@
-"""Plans as files: replayed as they were, refused by name where they do not fit."""
+"""Plans as files: replayed as they were; where they do not fit, the error names the parameter."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dgc.planner import (
     Replay,
     Whole,
 )
-from dgc.planner.saved import read
+from dgc.planner.plan import read
 
 PLANNERS = {
     'by size': BySize(sparse_bytes=800),
@@ -59,11 +59,13 @@ def test_a_plan_replays_to_the_last_bit(tmp_path, planner):
 
 def test_a_plan_reads_as_a_table(tmp_path):
     plan, _ = trained(Merged(), steps=0)
-    assert plan.summary().startswith(f'plan: 4 parameters in {len(plan.buckets)} buckets; foreseen')
+    assert plan.summary().startswith(
+        f'plan: 4 parameters in {len(plan.buckets)} buckets; predicted'
+    )
     lines = plan.table().splitlines()
     assert len(lines) == 1 + len(plan.buckets)
-    assert any('2.000%' in line for line in lines) and any('dense' in line for line in lines)
-    assert 'foreseen' not in Plan(plan.buckets).summary()
+    assert any('2.000%' in line for line in lines) and any('uncompressed' in line for line in lines)
+    assert 'predicted' not in Plan(plan.buckets).summary()
 
 
 @pytest.fixture
@@ -78,10 +80,10 @@ class TestTimesOfAnEarlierRun:
         earlier = read(measured)
         plan, _ = trained(MergedGreedily(times_of=measured), steps=0)
         assert plan.timing == earlier.timing
-        assert plan.foreseen['per tensor'] == earlier.foreseen['per tensor']
+        assert plan.predicted['per tensor'] == earlier.predicted['per tensor']
 
-    def test_of_other_workers_or_another_model_they_are_refused(self, measured):
-        with pytest.raises(PlanError, match='has times of 2 workers, here 3'):
+    def test_of_another_world_size_or_model_they_are_refused(self, measured):
+        with pytest.raises(PlanError, match='has times of 2 ranks, here are 3'):
             trained(Merged(times_of=measured), workers=3)
         content = json.loads(Path(measured).read_text())
         content['timing']['arrivals']['stranger'] = 1.0
@@ -102,9 +104,9 @@ class TestRefusals:
         trained(PerTensor(), steps=0)[0].save(tmp_path / 'plan.json')
         return str(tmp_path / 'plan.json')
 
-    def replay(self, file, ratio=0.02, named=None):
+    def replay(self, file, density=0.02, named=None):
         def worker(engine):
-            composition = dgc.deep_gradient_compression(ratio, planner=Replay(file))
+            composition = dgc.deep_gradient_compression(density, planner=Replay(file))
             return wrap(named or parameters(), composition, engine).plan
 
         return dgc.simulate(2, worker)[0]
@@ -117,7 +119,9 @@ class TestRefusals:
     def test_a_model_with_another_shape(self, file):
         other = [(n, Parameter(torch.zeros(3, 3)) if n == 'narrow.weight' else p)
                  for n, p in parameters()]  # fmt: skip
-        with pytest.raises(PlanError, match=r'narrow\.weight has 160 elements there and 9 here'):
+        with pytest.raises(
+            PlanError, match=r'narrow\.weight has shape \[16, 10\] there and \[3, 3\] here'
+        ):
             self.replay(file, named=other)
 
     def test_a_model_with_more(self, file):
@@ -132,11 +136,11 @@ class TestRefusals:
         with pytest.raises(PlanError, match='it has a parameter twice'):
             self.replay(file)
 
-    def test_another_ratio(self, file):
-        with pytest.raises(PlanError, match=r'at ratio 0.02, this run has it at ratio 0.01'):
-            self.replay(file, ratio=0.01)
-        with pytest.raises(PlanError, match=r'this run has it at no ratio \(dense\)'):
-            self.replay(file, ratio=1.0)
+    def test_another_density(self, file):
+        with pytest.raises(PlanError, match=r'at density 0.02, this run has it at density 0.01'):
+            self.replay(file, density=0.01)
+        with pytest.raises(PlanError, match=r'this run has it at no density \(uncompressed\)'):
+            self.replay(file, density=1.0)
 
     def test_parameters_that_may_not_share(self, tmp_path):
         trained(PerTensor(), steps=0)[0].save(tmp_path / 'plan.json')
@@ -152,14 +156,22 @@ class TestRefusals:
     @pytest.mark.parametrize(
         'text',
         [
-            '', '{}', '[]', '{"version": 2}', '{"version": 1, "buckets": [{}]}', 'null',
-            '{"version": 1, "buckets": [{"parameters": {}, "ratio": null, "asked": null}]}',
+            '', '{}', '[]', '{"version": 2}', 'null',
+            '{"version": 2, "predicted_seconds": {}, "timing": null, "buckets": [{}]}',
+            '{"version": 2, "predicted_seconds": {}, "timing": null, "buckets": [{"parameters": {},'
+            ' "dtype": "float32", "is_compressed": false, "density": null, "requested": null}]}',
         ],
     )  # fmt: skip
     def test_a_file_that_is_no_plan(self, tmp_path, text):
         (tmp_path / 'plan.json').write_text(text)
         with pytest.raises(PlanError, match=r'plan\.json holds no plan'):
             self.replay(str(tmp_path / 'plan.json'))
+
+    def test_a_plan_of_an_older_version(self, file, tmp_path):
+        content = json.loads((tmp_path / 'plan.json').read_text())
+        (tmp_path / 'plan.json').write_text(json.dumps(content | {'version': 1}))
+        with pytest.raises(PlanError, match='its version is 1, this program reads 2'):
+            self.replay(file)
 
     def test_no_file(self, tmp_path):
         with pytest.raises(PlanError, match=r'none\.json holds no plan: FileNotFoundError'):

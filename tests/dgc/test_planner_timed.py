@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import pytest
 import torch
-from dgc_helpers import forecast, parameters, wrap
-from test_planner import in_one_group, names, sized
+from dgc_helpers import forecast, parameters, request, wrap
+from test_planner import SPARSE, names, plan, sized
 from torch.nn import Parameter
 
 import dgc
+from dgc.bucket_spec import BucketSpec, ParameterSpec
+from dgc.calibration import calibrate_path, sizes
 from dgc.codec import Codec
+from dgc.composition import describe
 from dgc.costmodel import Line, Network
 from dgc.exchanges import AllGather, AllReduce
-from dgc.planner import Adaptive, Merged, MergedGreedily
+from dgc.planner import Adaptive, BySize, Merged, MergedGreedily
 from dgc.planner.broadcast import broadcast_json
-from dgc.planner.calibration import calibrate_path, sizes
 from dgc.planner.forecast import FREE, Forecast, Route, Timing
 from dgc.planner.timed import best_of
 from dgc.profile import Profile
 from dgc.rules import LayerRules
-from dgc.schedule import RatioSchedule
-
-SPARSE = RatioSchedule(0.01)
+from dgc.schedule import DensitySchedule
 
 
 def evenly(count):
@@ -29,53 +29,53 @@ def evenly(count):
     return {str(place): float(count - place) for place in range(count)}
 
 
-def plan(planner, members, schedule=SPARSE, rules=None):
-    return planner.plan(members, rules or LayerRules(), schedule, ('residual',))
+def bucket_of(density, *numels):
+    """Matrices of so many elements, named a, b, …"""
+    members = [ParameterSpec(name, (n, 1)) for name, n in zip('abc', numels, strict=False)]
+    return BucketSpec.of(members, None if density is None else DensitySchedule(density))
 
 
 class TestMerged:
     @pytest.mark.parametrize('planner', [Merged, MergedGreedily])
     def test_between_the_extremes(self, planner):
         members = sized(1000, 1000, 1000)
-        apart = plan(planner(forecast(evenly(3), start=0.0, byte=1e-3)), members)
+        apart = plan(members, planner(forecast(evenly(3), start=0.0, byte=1e-3)))
         assert names(apart) == [['2'], ['1'], ['0']]
-        at_once = plan(planner(forecast({}, start=1.0)), members)
+        at_once = plan(members, planner(forecast({}, start=1.0)))
         assert names(at_once) == [['2', '1', '0']]
 
     def test_the_order_is_that_in_which_gradients_came(self):
         came = forecast({'0': 1.0, '1': 3.0, '2': 2.0}, backward=3.0, byte=1e-3)
-        assert names(plan(Merged(came), sized(1000, 1000, 1000))) == [['0'], ['2'], ['1']]
+        assert names(plan(sized(1000, 1000, 1000), Merged(came))) == [['0'], ['2'], ['1']]
 
     def test_what_may_not_share_a_bucket_does_not(self):
-        buckets = plan(Merged(forecast({}, start=1.0)), in_one_group(parameters()))
+        buckets = plan(parameters(), Merged(forecast({}, start=1.0)))
         assert sorted(map(sorted, names(buckets))) == [
             ['bias', 'scale'],
             ['narrow.weight', 'wide.weight'],
         ]
         assert {bucket.schedule for bucket in buckets} == {SPARSE, None}
         own = LayerRules(ratios={'wide.*': 0.1})
-        assert (
-            len(plan(Merged(forecast({}, start=1.0)), in_one_group(parameters()), rules=own)) == 3
-        )
+        assert len(plan(parameters(), Merged(forecast({}, start=1.0)), own)) == 3
 
-    def test_lanes_know_of_each_other(self):
+    def test_lanes_are_divided_with_regard_to_each_other(self):
         """Alone, the scales would go in two: then the second has less to send at the end. But the
         matrices keep the network busy until then."""
         shapes = {'w': (1000, 1), 'late': (500,), 'early': (500,)}
-        members = in_one_group((name, Parameter(torch.zeros(s))) for name, s in shapes.items())
+        members = parameters(shapes)
         costs = {'dense': Route(FREE, Line(1.0, 1e-3)), 'start': 20.0}
         came = {'w': 3.0, 'early': 8.0, 'late': 10.0}
         known = forecast(came, **costs)
         alone = [each for each in members if each[0] != 'w']
-        assert sorted(names(plan(Merged(known), alone))) == [['early'], ['late']]
-        assert sorted(names(plan(Merged(known), members))) == [['early', 'late'], ['w']]
+        assert sorted(names(plan(alone, Merged(known)))) == [['early'], ['late']]
+        assert sorted(names(plan(members, Merged(known)))) == [['early', 'late'], ['w']]
 
     @pytest.mark.parametrize('planner', [Merged, MergedGreedily])
-    def test_a_ratio_for_every_layer_is_planned_at_once(self, planner):
+    def test_a_density_for_every_layer_is_planned_at_once(self, planner):
         count = 60  # 2^60 ways, were each lane to be tried in two
         rules = LayerRules(ratios={f'{n}': 0.001 + n / 1e5 for n in range(count)})
         known = forecast(evenly(count), start=1.0, byte=1e-6)
-        assert len(plan(planner(known), sized(*[1000] * count), rules=rules)) == count
+        assert len(plan(sized(*[1000] * count), planner(known), rules)) == count
 
     def test_many_lanes_are_decided_one_by_one(self):
         counted = []
@@ -89,52 +89,68 @@ class TestMerged:
         assert [*best_of([[3, 1], [1, 3]], lambda way: abs(sum(way) - 6))] == [3, 3]
 
     def test_parameters_without_elements_are_left_out(self):
-        members = in_one_group(
-            [('none', Parameter(torch.zeros(0, 3))), ('one', Parameter(torch.zeros(1, 1)))]
-        )
-        assert names(plan(Merged(forecast({})), members)) == [['one']]
+        members = [('none', Parameter(torch.zeros(0, 3))), ('one', Parameter(torch.zeros(1, 1)))]
+        assert names(plan(members, Merged(forecast({})))) == [['one']]
 
     def test_far_too_many_layers_are_merged_greedily(self, monkeypatch):
         monkeypatch.setattr('dgc.planner.timed.exact', None)  # would fail if it were called
         monkeypatch.setattr('dgc.planner.timed.AFFORDABLE', 2)
-        assert len(plan(Merged(forecast({}, start=1.0)), sized(10, 10, 10))) == 1
+        assert len(plan(sized(10, 10, 10), Merged(forecast({}, start=1.0)))) == 1
 
-    def test_the_extremes_are_foreseen_beside_it(self):
+    def test_the_extremes_are_predicted_beside_it(self):
         known = Merged(forecast(evenly(3), backward=3.0, start=0.1, byte=1e-3))
-        members = sized(1000, 1000, 1000)
-        foreseen = known.foreseen(plan(known, members), members, LayerRules(), SPARSE)
-        assert list(foreseen) == ['Merged', 'per tensor', 'whole model']
-        assert foreseen['Merged'] == min(foreseen.values()) < max(foreseen.values())
+        asked = request(sized(1000, 1000, 1000))
+        predicted = known.predicted(asked, known.plan(asked))
+        assert list(predicted) == ['Merged', 'per tensor', 'whole model']
+        assert predicted['Merged'] == min(predicted.values()) < max(predicted.values())
+        assert BySize().predicted(asked, BySize().plan(asked)) == {}
+
+    @pytest.mark.parametrize('planner', [Merged, MergedGreedily, Adaptive])
+    def test_times_of_the_request_serve_as_well_as_the_planners_own(self, planner):
+        known = forecast(evenly(3), backward=3.0, start=0.1, byte=1e-3)
+        assert planner().needs_timing and not planner(known).needs_timing
+        given = request(sized(1000, 1000, 1000), forecast=known)
+        own = request(sized(1000, 1000, 1000))
+        assert planner().plan(given) == planner(known).plan(own)
+        assert planner().plan(given) == planner().plan(given)
 
 
 class TestAdaptive:
-    # 10 of 1,000 elements are sent as 3 times so many bytes:
-    bytes_each = (AllGather().bytes_sent(1000, 20, Codec('fp32', 'int32'), 4)
-                  - AllGather().bytes_sent(1000, 10, Codec('fp32', 'int32'), 4)) / 10  # fmt: skip
+    layer, codec = BucketSpec.of_shape(1000, 1), Codec('fp32', 'int32')
+    # An element is sent to each of the 3 other ranks:
+    bytes_each = (AllGather().bytes_sent(layer, 20, codec, 4)
+                  - AllGather().bytes_sent(layer, 10, codec, 4)) / 10  # fmt: skip
 
-    def ratios(self, planner, members):
-        return [bucket.schedule.ratio for bucket in plan(planner, members) if bucket.schedule]
+    def densities(self, planner, members):
+        return [bucket.density for bucket in plan(members, planner) if bucket.schedule]
 
     def test_as_much_as_hides_behind_the_next_layer(self):
         # Gaps of 1 s; an element takes 20 ms: 50 of them, less the message's head.
         costs = forecast(evenly(3), byte=0.02 / self.bytes_each)
-        first, second, last = self.ratios(Adaptive(costs), sized(1000, 1000, 1000))
+        first, second, last = self.densities(Adaptive(costs), sized(1000, 1000, 1000))
         assert 0.04 < first == second <= 0.05
-        assert last == SPARSE.ratio  # behind which nothing comes
+        assert last == SPARSE.density  # behind which nothing comes
 
     def test_never_above_its_bound_nor_below_the_schedule(self):
         fast, slow = forecast(evenly(2)), forecast(evenly(2), start=5.0)
-        assert self.ratios(Adaptive(fast, max_ratio=0.05), sized(1000, 1000))[0] == 0.05
-        assert self.ratios(Adaptive(slow), sized(1000, 1000)) == [0.01, 0.01]
-        assert self.ratios(Adaptive(fast, max_ratio=0.001), sized(1000, 1000)) == [0.01, 0.01]
+        assert self.densities(Adaptive(fast, max_ratio=0.05), sized(1000, 1000))[0] == 0.05
+        assert self.densities(Adaptive(slow), sized(1000, 1000)) == [0.01, 0.01]
+        assert self.densities(Adaptive(fast, max_ratio=0.001), sized(1000, 1000)) == [0.01, 0.01]
 
     def test_compression_takes_its_part_of_the_time(self):
         busy = forecast(evenly(2), compress=Line(1.1, 0.0))
-        assert self.ratios(Adaptive(busy), sized(1000, 1000)) == [0.01, 0.01]
+        assert self.densities(Adaptive(busy), sized(1000, 1000)) == [0.01, 0.01]
 
-    def test_each_layer_by_itself_and_the_dense_ones_together(self):
-        buckets = plan(Adaptive(forecast({})), in_one_group(parameters()))
+    def test_each_layer_by_itself_and_the_uncompressed_ones_together(self):
+        buckets = plan(parameters(), Adaptive(forecast({})))
         assert sorted(map(len, names(buckets))) == [1, 1, 2]
+
+    def test_what_the_run_asked_for_is_kept_beside_the_density(self):
+        buckets = plan(sized(1000, 1000), Adaptive(forecast(evenly(2)), max_ratio=0.05))
+        assert [(bucket.density, bucket.requested) for bucket in buckets] == [
+            (0.05, 0.01),
+            (0.01, 0.01),
+        ]
 
     @pytest.mark.parametrize('bound', [0.0, -1.0, 1.5])
     def test_a_bound_that_is_none(self, bound):
@@ -143,20 +159,22 @@ class TestAdaptive:
 
 
 class TestForecast:
-    def test_a_bucket_is_dense_where_the_reducer_would_send_it_so(self):
+    def test_a_bucket_is_uncompressed_where_the_reducer_would_send_it_so(self):
         known = forecast({'w': 1.0}, byte=1.0, dense=Route(FREE, Line(7.0, 0.0)))
-        assert known.passage(['w'], 100, 0.5).network == 7.0
-        assert known.passage(['w'], 100, None).network == 7.0
-        assert known.passage(['w'], 1000, 0.01).network > 100  # its bytes
+        assert known.passage(bucket_of(0.5, 100)).network == 7.0
+        assert known.passage(bucket_of(None, 100)).network == 7.0
+        assert known.passage(bucket_of(0.01, 1000)).network > 100  # its bytes
         never = forecast({'w': 1.0}, sparse=None, dense=Route(FREE, Line(7.0, 0.0)))
-        assert never.passage(['w'], 100, 0.01).network == 7.0
+        assert never.passage(bucket_of(0.01, 100)).network == 7.0
 
     def test_sharing_a_bucket_costs_a_copy(self):
         known = forecast({'a': 1.0, 'b': 2.0}, copy=Line(0.0, 1.0), moving=Line(2.0, 0.5))
-        alone, both = known.passage(['a'], 100, 0.01), known.passage(['a', 'b'], 100, 0.01)
+        alone, both = known.passage(bucket_of(0.01, 100)), known.passage(bucket_of(0.01, 60, 40))
         assert (alone.ready, both.ready) == (1.0, 2.0)
         assert (alone.processor, both.processor) == (0.0, 100.0)
-        assert both.moving == 2 + 0.5 * AllGather().bytes_sent(100, 1, Codec('fp32', 'int32'), 4)
+        assert both.moving == 2 + 0.5 * AllGather().bytes_sent(
+            BucketSpec.of_shape(100), 1, Codec('fp32', 'int32'), 4
+        )
 
     def test_through_json_and_back(self):
         timing = forecast({'a': 1 / 3}, start=0.1, byte=1e-9, moving=Line(0.2, 1e-10)).timing
@@ -190,13 +208,13 @@ class TestCalibration:
 
     def test_it_leaves_no_trace_in_the_composition(self):
         composition = dgc.deep_gradient_compression(0.01)
-        before = composition.compressor.state_dict()
+        before = describe(composition)
         dgc.simulate(
             1, lambda engine: calibrate_path(composition, engine, 5000, torch.device('cpu'))
         )
-        assert composition.compressor.state_dict() == before
+        assert describe(composition) == before
 
-    def test_dense_compositions_have_no_sparse_route(self):
+    def test_uncompressed_training_has_no_sparse_route(self):
         def worker(engine):
             return calibrate_path(dgc.dense(), engine, 2000, torch.device('cpu'))
 
@@ -216,23 +234,21 @@ class TestInTraining:
         return Profile(0.01, 0.05, {'bias': 0.02, 'narrow.weight': 0.03, 'wide.weight': 0.04})
 
     @pytest.mark.parametrize('planner', [Merged(), MergedGreedily(), Adaptive()])
-    def test_all_workers_plan_alike_by_what_rank_0_measured(self, planner):
+    def test_all_ranks_plan_alike_by_what_rank_0_measured(self, planner):
         def worker(engine):
             composition = dgc.deep_gradient_compression(0.02, planner=planner)
             return wrap(parameters(), composition, engine, profile=self.profile).plan
 
         plans = dgc.simulate(3, worker, Network(1e-3, 1e-8))
         assert plans[0] == plans[1] == plans[2]
-        assert list(plans[0].foreseen) == [type(planner).__name__, 'per tensor', 'whole model']
+        assert list(plans[0].predicted) == [type(planner).__name__, 'per tensor', 'whole model']
 
     def test_dense_gradients_are_merged_too(self):
         def worker(engine):
             return wrap(parameters(), dgc.dense(planner=Merged()), engine, profile=self.profile)
 
         plan = dgc.simulate(2, worker, Network(1.0, 0.0))[0].plan
-        assert [list(bucket.parameters) for bucket in plan.buckets] == [
-            ['bias', 'narrow.weight', 'wide.weight', 'scale']
-        ]
+        assert names(plan.buckets) == [['bias', 'narrow.weight', 'wide.weight', 'scale']]
 
     def test_without_a_profile_there_is_nothing_to_go_by(self):
         composition = dgc.deep_gradient_compression(planner=Merged())

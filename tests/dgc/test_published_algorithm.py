@@ -1,4 +1,4 @@
-"""Deep Gradient Compression against the paper, written down in the dumbest way."""
+"""Deep Gradient Compression against a plain reference, written element by element from the paper."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from dgc_helpers import SHAPES, exact, keep_count, loss, parameters, values, wra
 import dgc
 from dgc.memory import MomentumCorrection, Residual
 
-RATIO, LR, DECAY, STEPS = 0.05, 0.1, 0.01, 6
+DENSITY, LR, DECAY, STEPS = 0.05, 0.1, 0.01, 6
 
 
 def top(array: np.ndarray, k: int) -> list[int]:
@@ -25,15 +25,15 @@ def gradient_of(weights: list[np.ndarray], rank: int, step: int) -> list[np.ndar
     return [p.grad.numpy().flatten().astype(np.float64) for _, p in named]
 
 
-def published(workers: int, momentum: float, nesterov: bool, masking: bool, decay: float):
+def published(size: int, momentum: float, nesterov: bool, masking: bool, decay: float):
     """Section 3 of the paper, a parameter at a time; returns the weights after each step."""
     weights = [p.detach().numpy().flatten().astype(np.float64) for _, p in parameters()]
     zeros = lambda: [np.zeros_like(w) for w in weights]  # noqa: E731
-    u, v = [zeros() for _ in range(workers)], [zeros() for _ in range(workers)]
+    u, v = [zeros() for _ in range(size)], [zeros() for _ in range(size)]
     decay_momentum, history = zeros(), []
     for step in range(STEPS):
         total = zeros()
-        for rank in range(workers):
+        for rank in range(size):
             gradients = gradient_of(weights, rank, step)
             for index, shape in enumerate(SHAPES.values()):
                 g = gradients[index]
@@ -46,14 +46,14 @@ def published(workers: int, momentum: float, nesterov: bool, masking: bool, deca
                 sparse = len(shape) > 1
                 chosen = range(len(g))
                 if sparse:
-                    chosen = top(v[rank][index], keep_count(len(g), RATIO))
+                    chosen = top(v[rank][index], keep_count(len(g), DENSITY))
                 for i in chosen:
                     total[index][i] += v[rank][index][i]
                     v[rank][index][i] = 0
                     if sparse and masking:
                         u[rank][index][i] = 0
         for index, weight in enumerate(weights):
-            update = total[index] / workers
+            update = total[index] / size
             d = decay * weight
             decay_momentum[index] = momentum * decay_momentum[index] + d
             update += d + momentum * decay_momentum[index] if nesterov else decay_momentum[index]
@@ -62,16 +62,16 @@ def published(workers: int, momentum: float, nesterov: bool, masking: bool, deca
     return history
 
 
-@pytest.mark.parametrize('workers', [1, 3])
+@pytest.mark.parametrize('size', [1, 3])
 @pytest.mark.parametrize('masking', [True, False], ids=['masking', 'no masking'])
 @pytest.mark.parametrize(
     ('momentum', 'nesterov'), [(0.9, False), (0.9, True), (0.0, False)], ids=str
 )
 @pytest.mark.parametrize('decay', [0.0, DECAY])
-def test_it_is_the_paper_step_by_step(workers, masking, momentum, nesterov, decay):
+def test_it_is_the_paper_step_by_step(size, masking, momentum, nesterov, decay):
     def worker(engine):
         named = parameters()
-        composition = exact(RATIO, memory=MomentumCorrection(masking))
+        composition = exact(DENSITY, memory=MomentumCorrection(masking))
         settings = {'momentum': momentum, 'nesterov': nesterov, 'weight_decay': decay}
         optimizer = wrap(named, composition, engine, lr=LR, **settings)
         history = []
@@ -82,19 +82,19 @@ def test_it_is_the_paper_step_by_step(workers, masking, momentum, nesterov, deca
             history.append(values(named))
         return history
 
-    expected = published(workers, momentum, nesterov, masking, decay)
-    for history in dgc.simulate(workers, worker):
+    expected = published(size, momentum, nesterov, masking, decay)
+    for history in dgc.simulate(size, worker):
         for ours, theirs in zip(history, expected, strict=True):
             for weight, right in zip(ours, theirs, strict=True):
                 np.testing.assert_allclose(weight.numpy().flatten(), right, rtol=1e-4, atol=1e-5)
 
 
 def test_residual_is_error_feedback_step_by_step():
-    """Two workers whose gradients differ: each subtracts its own message, not the average."""
+    """Two ranks whose gradients differ: each subtracts its own message, not the average."""
 
     def worker(engine):
         named = parameters({'w': (8, 8)})
-        composition = exact(RATIO, memory=Residual())
+        composition = exact(DENSITY, memory=Residual())
         optimizer = wrap(named, composition, engine, lr=LR)
         for step in range(STEPS):
             optimizer.zero_grad()
@@ -112,7 +112,7 @@ def test_residual_is_error_feedback_step_by_step():
                 named[0][1].copy_(weight.view(8, 8))
             loss(named, rank, step).backward()
             kept[rank] += named[0][1].grad.double().flatten()
-            chosen = top(kept[rank].numpy(), keep_count(64, RATIO))
+            chosen = top(kept[rank].numpy(), keep_count(64, DENSITY))
             total[chosen] += kept[rank][chosen]
             kept[rank][chosen] = 0
         weight -= LR * total / 2

@@ -32,7 +32,7 @@ WORLDS = [
 
 @pytest.fixture(scope='module', params=WORLDS)
 def world(request, tmp_path_factory) -> list[dict]:
-    """What each rank came to, under one launcher."""
+    """Each rank's results, under one launcher."""
     name, size = request.param
     folder = tmp_path_factory.mktemp(name)
     start(name, size, 'real_worker.py', str(folder))
@@ -54,13 +54,13 @@ def test_ranks_are_those_of_the_launcher(world):
 
 @pytest.fixture(params=TABLE)
 def row(request, world) -> str:
-    """Every composition that serves so many workers."""
+    """Every row whose exchange serves so many ranks."""
     if not fits(request.param, len(world)):
-        pytest.skip(f'does not serve {len(world)} workers')
+        pytest.skip(f'does not serve {len(world)} ranks')
     return request.param
 
 
-def test_workers_agree_bit_for_bit(world, row):
+def test_ranks_agree_bit_for_bit(world, row):
     first, *others = (rank['compositions'][row] for rank in world)
     for other in others:
         assert all(map(torch.equal, other, first))

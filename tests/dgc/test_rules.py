@@ -1,23 +1,39 @@
 import pytest
-import torch
 
 from dgc.rules import LayerRules
-from dgc.schedule import RatioSchedule
+from dgc.schedule import DensitySchedule
 
 
 @pytest.mark.parametrize('shape', [(), (100_000,)])
-def test_fewer_than_two_dimensions_are_dense(shape):
-    assert LayerRules().is_dense('bias', torch.zeros(shape))
+def test_fewer_than_two_dimensions_are_never_compressed(shape):
+    assert LayerRules().is_dense('bias', shape)
 
 
-def test_two_dimensions_are_sparse_unless_a_rule_says_otherwise():
-    assert not LayerRules().is_dense('weight', torch.zeros(1, 1))
+def test_two_dimensions_are_compressed_unless_a_rule_says_otherwise():
+    assert not LayerRules().is_dense('weight', (1, 1))
 
 
-def test_patterns_keep_layers_dense():
+@pytest.mark.parametrize(
+    ('min_dims', 'compressed'),
+    [(0, [(), (5,), (5, 5), (2, 3, 4)]), (1, [(5,), (5, 5), (2, 3, 4)]), (3, [(2, 3, 4)])],
+)
+def test_the_least_number_of_dimensions_may_be_set(min_dims, compressed):
+    rules = LayerRules(min_dims=min_dims)
+    shapes = [(), (5,), (5, 5), (2, 3, 4)]
+    assert [shape for shape in shapes if not rules.is_dense('weight', shape)] == compressed
+
+
+def test_without_a_least_number_of_dimensions_other_rules_still_count():
+    rules = LayerRules(dense=['head'], min_numel=10, min_dims=0)
+    assert rules.is_dense('head', (20,))
+    assert rules.is_dense('scale', ())
+    assert not rules.is_dense('bias', (10,))
+
+
+def test_patterns_keep_layers_uncompressed():
     rules = LayerRules(dense=['features.0.*', '*.head'])
     names = ['features.0.weight', 'features.10.weight', 'a.head', 'head', 'FEATURES.0.weight']
-    assert [rules.is_dense(name, torch.zeros(2, 2)) for name in names] == [
+    assert [rules.is_dense(name, (2, 2)) for name in names] == [
         True,
         False,
         True,
@@ -27,18 +43,24 @@ def test_patterns_keep_layers_dense():
 
 
 @pytest.mark.parametrize(('numel', 'dense'), [(99, True), (100, False), (101, False)])
-def test_small_parameters_are_dense(numel, dense):
-    assert LayerRules(min_numel=100).is_dense('weight', torch.zeros(1, numel)) is dense
+def test_small_parameters_are_never_compressed(numel, dense):
+    assert LayerRules(min_numel=100).is_dense('weight', (1, numel)) is dense
 
 
 def test_the_first_pattern_that_matches_gives_the_ratio_and_the_warm_up_stays():
     rules = LayerRules(ratios={'layer1.*': 0.1, 'layer*': 0.2})
-    default = RatioSchedule(0.01, 2, stage_steps=5)
-    assert rules.schedule('layer1.weight', default) == RatioSchedule(0.1, 2, stage_steps=5)
-    assert rules.schedule('layer2.weight', default) == RatioSchedule(0.2, 2, stage_steps=5)
+    default = DensitySchedule(0.01, 2, stage_steps=5)
+    assert rules.schedule('layer1.weight', default) == DensitySchedule(0.1, 2, stage_steps=5)
+    assert rules.schedule('layer2.weight', default) == DensitySchedule(0.2, 2, stage_steps=5)
     assert rules.schedule('head', default) is default
+
+
+@pytest.mark.parametrize(('ratio', 'density'), [(20, 0.05), (1, None), (1.0, None), (0.5, 0.5)])
+def test_the_ratio_of_a_layer_may_be_an_inverse_or_uncompressed(ratio, density):
+    found = LayerRules(ratios={'*': ratio}).schedule('weight', DensitySchedule(0.01))
+    assert found.density == density
 
 
 def test_an_impossible_ratio_of_a_layer_is_refused():
     with pytest.raises(ValueError, match='must be above 0'):
-        LayerRules(ratios={'*': 0.0}).schedule('weight', RatioSchedule(0.01))
+        LayerRules(ratios={'*': 0.0}).schedule('weight', DensitySchedule(0.01))

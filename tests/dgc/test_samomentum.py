@@ -23,51 +23,50 @@ def plain(u: list, gradient: list, k: int) -> tuple[list, list[int]]:
     return u, sorted(sent)
 
 
-@pytest.mark.parametrize('ratio', [0.02, 0.1, 0.5])
-def test_each_element_is_the_references(ratio):
+@pytest.mark.parametrize('density', [0.02, 0.1, 0.5])
+def test_each_element_is_the_references(density):
     memory, draw = SAMomentum(), torch.Generator().manual_seed(3)
-    bucket = bucket_of(torch.zeros(N), memory.buffers, float(MOMENTUM), ratio=ratio)
+    bucket = bucket_of(torch.zeros(N), memory.buffers, float(MOMENTUM), density=density)
     reference = [np.float32(0)] * N
     for _ in range(50):
         gradient = torch.randn(N, generator=draw)
         bucket.gradient.copy_(gradient)
-        reference, sent = plain(reference, list(gradient.numpy()), keep_count(N, ratio))
+        reference, sent = plain(reference, list(gradient.numpy()), keep_count(N, density))
         selected = memory.select(bucket, TopK())
         assert selected.indices.tolist() == sent
         assert selected.values.tolist() == [float(reference[i]) for i in sent]
-        memory.settle(bucket, selected, Exchanged([selected], None))
+        memory.update(bucket, selected, Exchanged([selected]), [])
         reference = [u if i in sent else u / MOMENTUM for i, u in enumerate(reference)]
         assert bucket.buffers['momentum'].tolist() == [float(u) for u in reference]
 
 
 def test_its_law():
-    """Unsent, m·u' = u; sent, u' = u; and an error e of the codec is left over as e."""
+    """Unsent, m·u' = u; sent, u' = u; and the next step adds an error e of the codec as e."""
     memory = SAMomentum()
-    bucket = bucket_of(torch.randn(N), memory.buffers, 0.9, ratio=0.1)
+    bucket = bucket_of(torch.randn(N), memory.buffers, 0.9, density=0.1)
     selected = memory.select(bucket, TopK())
     before = bucket.buffers['momentum'].clone()
-    error = torch.full_like(selected.values, 0.125)
-    left_out = Sparse(error, selected.indices, N)
-    memory.settle(bucket, selected, Exchanged([selected], left_out))
+    error = Sparse(torch.full_like(selected.values, 0.125), selected.indices, N)
+    memory.update(bucket, selected, Exchanged([selected], error), [])
     after = bucket.buffers['momentum']
     unsent = torch.ones(N, dtype=torch.bool)
     unsent[selected.indices] = False
     torch.testing.assert_close(0.9 * after[unsent], before[unsent])
     torch.testing.assert_close(
-        0.9 * after[selected.indices], 0.9 * before[selected.indices] + error
+        0.9 * after[selected.indices], 0.9 * before[selected.indices] + error.values
     )
 
 
 def test_an_element_that_waits_is_a_larger_batch():
     """After T steps without being sent, u is the sum of its gradients."""
     memory = SAMomentum()
-    bucket = bucket_of(torch.zeros(4), memory.buffers, 0.5, ratio=0.25)
+    bucket = bucket_of(torch.zeros(4), memory.buffers, 0.5, density=0.25)
     for step in range(1, 9):
         bucket.gradient.copy_(torch.tensor([100.0, 1.0, 2.0, 3.0]))
         selected = memory.select(bucket, TopK())
         assert selected.indices.tolist() == [0]
         assert bucket.buffers['momentum'][1:].tolist() == [step * g for g in (1.0, 2.0, 3.0)]
-        memory.settle(bucket, selected, Exchanged([selected], None))
+        memory.update(bucket, selected, Exchanged([selected]), [])
 
 
 def test_dense_is_momentum():
@@ -76,7 +75,7 @@ def test_dense_is_momentum():
     for expected in (1.0, 1.5, 1.75):
         selected = memory.select(bucket, Dense())
         assert selected.values.tolist() == [expected] * 3
-        memory.settle(bucket, selected, Exchanged([selected], None))
+        memory.update(bucket, selected, Exchanged([selected]), [])
 
 
 @pytest.mark.parametrize(

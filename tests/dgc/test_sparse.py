@@ -11,12 +11,12 @@ from dgc.sparse import (
     contains,
     cut,
     difference,
+    empty_message,
     gather,
     indices_of,
     join,
     mean_of_contributors,
     merge,
-    empty_message,
 )
 
 
