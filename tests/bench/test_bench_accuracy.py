@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import dgc
-from bench.accuracy import parse, reached, table
-from bench.accuracy_worker import LR, ROWS, rate_at
-from bench.workloads import WORKLOADS, make_model
+from bench.accuracy import parse, seconds_to, table
+from bench.accuracy_worker import LR, ROWS, maker, rate_at
+from tools.harness.workloads import WORKLOADS, make_model
 
 EPOCHS = [
     {'seconds': 10.0, 'accuracy': 30.0},
@@ -18,11 +18,11 @@ EPOCHS = [
 
 @pytest.mark.parametrize(('target', 'expected'), [(25, 10.0), (45, 20.0), (47, 20.0), (50, None)])
 def test_the_first_epoch_that_ends_there_counts(target, expected):
-    assert reached({'epochs': EPOCHS}, target) == expected
+    assert seconds_to(target, EPOCHS) == expected
 
 
 def test_nothing_was_trained():
-    assert reached({'epochs': []}, 10) is None
+    assert seconds_to(10, []) is None
 
 
 def test_the_rate_warms_up_for_an_epoch_and_ends_at_zero():
@@ -42,32 +42,32 @@ def test_a_table_says_never_and_why_a_row_failed():
         {'name': 'gtopk', 'error': 'the workers did not end in time'},
     ]
     title, ddp, never, failed = table(rows).splitlines()
-    assert title.startswith('to 45 % at 100mbit, 4 nodes')
+    assert title.startswith('seconds to 45 % at 100mbit, 4 nodes')
     assert ddp.split()[:4] == ['ddp', '20', 's', '12.50'] and ddp.endswith('30/44.0')
     assert never.split()[1] == 'never'
     assert 'failed: the workers did not end in time' in failed
 
 
 @pytest.mark.parametrize(
-    ('words', 'told'),
+    ('words', 'message'),
     [
         (['--only', 'dcg'], "no row 'dcg'"),
         (['--root', '/nowhere'], 'does not hold cifar-10-batches-py'),
         (['--rate', 'fast'], 'fast'),
     ],
 )
-def test_what_cannot_be_measured_is_refused(tmp_path, capsys, words, told):
+def test_what_cannot_be_measured_is_refused(tmp_path, capsys, words, message):
     (tmp_path / 'cifar-10-batches-py').mkdir()
     with pytest.raises(SystemExit) as ended:
         parse(['--root', str(tmp_path), *words])
     assert ended.value.code == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('name', [name for name in ROWS if name != 'ddp'])
 def test_rows_warm_up_for_two_epochs(name):
     trained = dgc.simulate(
-        1, lambda engine: ROWS[name](5)(make_model(WORKLOADS['digits']), engine, None)
+        1, lambda engine: maker(name, 5)(make_model(WORKLOADS['digits']), engine, None)
     )[0]
     ratios = {
         bucket.schedule.at(step, 5)

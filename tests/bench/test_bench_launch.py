@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 import dgc
-from bench import launch
-from bench.gate import gate, wait_at
-from bench.launch import ending, measure
+from bench.launch import measure
 from bench.rows import by_name
-from bench.spec import Spec, write_json
+from bench.spec import Spec
+from tools.harness import launch
+from tools.harness.gate import gate, wait_at
+from tools.harness.launch import describe_status
+from tools.harness.spec import run_with_spec, write_json
 
-SPEC = Spec('digits', 4, [], rounds=2, steps=1, seconds=1.0, answer='')
+SPEC = Spec('digits', 4, [], rounds=2, steps=1, seconds=1.0)
 ROWS = by_name(['compute (torch)', 'ddp', 'dgc (torch)'])
 NAMES = [row.name for row in ROWS]
 
@@ -73,15 +76,29 @@ def test_without_horovod_nothing_is_started(monkeypatch):
 
 
 def test_what_exit_statuses_mean():
-    assert ending(124) == 'the workers did not end in time'
-    assert ending(137) == 'a worker was ended by SIGKILL'
-    assert ending(200) == 'the workers ended with status 200'
+    assert describe_status(124) == 'the workers did not end in time'
+    assert describe_status(137) == 'a worker was ended by SIGKILL'
+    assert describe_status(200) == 'the workers ended with status 200'
 
 
-def test_a_spec_is_read_as_it_was_written(tmp_path):
-    SPEC.write(tmp_path / 'spec.json')
-    assert Spec.read(tmp_path / 'spec.json') == SPEC
-    assert json.loads((tmp_path / 'spec.json').read_text())['model'] == 'digits'
+def test_a_spec_is_read_as_it_was_written():
+    found = []
+
+    def start(folder: Path) -> int:
+        found.append(Spec.read(folder / 'spec.json'))
+        return 3
+
+    assert run_with_spec(asdict(SPEC), start) == (3, {})
+    assert replace(found[0], answer='') == SPEC
+    assert Path(found[0].answer).name == 'answer.json'
+
+
+def test_json_is_written_atomically(tmp_path):
+    file = tmp_path / 'rows.json'
+    write_json(file, [1])
+    with pytest.raises(TypeError):
+        write_json(file, [object()])
+    assert json.loads(file.read_text()) == [1]
 
 
 def test_the_gate_opens_after_the_preparation_and_not_before_all_have_come(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import dgc
 from bench.measure import Contender, Plan, Track, plan, sent_by_kernel
 from bench.rows import ROWS, compute
-from bench.workloads import WORKLOADS, make_batches, make_model
+from tools.harness.workloads import WORKLOADS, make_batches, make_model
 
 WORKLOAD = WORKLOADS['digits']
 

@@ -38,7 +38,7 @@ def test_a_line_for_each_rate_and_other(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ('rows', 'told'),
+    ('rows', 'message'),
     [
         ([row('a', [1.0]), row('b', [1.0])], 'no pairs'),
         ([row('a', [1.0, 2.0]), row('b', [1.0])], 'no pairs'),
@@ -46,10 +46,10 @@ def test_a_line_for_each_rate_and_other(tmp_path, capsys):
         ({}, ''),
     ],
 )
-def test_what_cannot_be_compared_is_told(tmp_path, capsys, rows, told):
+def test_what_cannot_be_compared_is_told(tmp_path, capsys, rows, message):
     if rows == {}:
         (tmp_path / 'table.json').write_text('nothing')
     else:
         (tmp_path / 'table.json').write_text(json.dumps(rows))
     assert main([str(tmp_path / 'table.json'), 'a', 'b']) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -106,8 +106,8 @@ def test_the_end_says_who_was_fastest_and_whether_dense_won(results):
     slow = [row('ddp', 9, rate='none'), row('dgc (torch)', 12, rate='none')]
     compute = [row('compute (torch)', 1, rate='none')]
     assert report.closing([*results, *slow, *compute]).splitlines() == [
-        'fastest at 1gbit: dgc (torch), 24.0 ms a step',
-        'fastest at none: ddp, 9.0 ms a step',
+        'fastest at 1gbit: dgc (torch), 24.0 ms per step',
+        'fastest at none: ddp, 9.0 ms per step',
         'dense wins at none (dgc (torch) takes 1.33 times as long)',
     ]
     assert report.closing(results).splitlines()[-1] == 'dense wins nowhere'
@@ -117,5 +117,5 @@ def test_the_end_says_who_was_fastest_and_whether_dense_won(results):
 
 def test_the_title_knows_what_was_trained(results):
     assert report.title(results) == (
-        'vgg16, 14.72 M parameters, batch 8 a node, 4 nodes, links 1gbit'
+        'vgg16, 14.72 M parameters, batch 8 per node, 4 nodes, links 1gbit'
     )
