@@ -11,17 +11,15 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 import dgc
-from dgc.memory import MomentumCorrection
 from dgc.parameter_server import (
     Address,
-    Asynchronous,
     Course,
     Observer,
     Server,
@@ -29,8 +27,8 @@ from dgc.parameter_server import (
     SocketLink,
     Update,
     WorkerOptimizer,
-    dual_way,
 )
+from tools.harness.algorithms import ASYNCHRONOUS_NAMES, asynchronous
 from tools.harness.gate import wait_at
 from tools.harness.spec import write_json
 from tools.harness.workloads import WORKLOADS, Batch, loss, make_batches, make_model
@@ -46,7 +44,7 @@ PATIENCE = 600.0  # seconds: a dense model takes a minute on a slow link
 class Task:
     """What a process is to do.
 
-    mode: of MODES, or 'dgc'. model: of WORKLOADS. batch: samples per worker and step.
+    mode: of ASYNCHRONOUS_NAMES, or 'dgc'. model: of WORKLOADS. batch: samples per worker and step.
     ratio: density of messages. seconds: measuring time. address, port: of the server.
     answer: path of the file for the results, in whose folder the gate is.
     """
@@ -69,12 +67,6 @@ class Task:
     def gate(self) -> Path:
         """The folder of the gate at which all processes wait."""
         return Path(self.answer).parent
-
-
-MODES: dict[str, Callable[[float], Asynchronous]] = {
-    'dgs': lambda ratio: dual_way(ratio, indices='packed'),
-    'asgd': lambda _: dual_way(1.0, memory=MomentumCorrection()),
-}
 
 
 class Counts(Observer):
@@ -108,7 +100,7 @@ def serve(task: Task, engine: dgc.Engine) -> None:
     """Run the server on a thread, and count updates while the links are slow."""
     model, counts = make_model(WORKLOADS[task.model]), Counts()
     sgd = torch.optim.SGD(model.parameters(), LR, MOMENTUM)
-    composition = MODES[task.mode](task.ratio)
+    composition = asynchronous(task.ratio)[task.mode]()
     course = Course(engine.size - 1, 1000, ENDLESS)
     server = Server(
         sgd, model.named_parameters(), model.buffers(), composition, course, '', counts, PATIENCE
@@ -140,7 +132,7 @@ def push(task: Task, engine: dgc.Engine) -> None:
     sgd = torch.optim.SGD(model.parameters(), LR, MOMENTUM)
     link = SocketLink(Address(task.address, task.port), patience=PATIENCE)
     optimizer = WorkerOptimizer(
-        sgd, model.named_parameters(), model.buffers(), MODES[task.mode](task.ratio), link
+        sgd, model.named_parameters(), model.buffers(), asynchronous(task.ratio)[task.mode](), link
     )
     training = steps(model, optimizer, batches(task, engine.rank))
     for _ in range(WARMUP):
@@ -192,7 +184,7 @@ def main(path: str) -> None:
     keep_freed_memory()
     task, engine = Task.read(Path(path)), dgc.create()
     torch.set_num_threads(1)
-    if task.mode not in MODES:
+    if task.mode not in ASYNCHRONOUS_NAMES:
         reduce(task, engine)
     elif engine.rank == 0:
         serve(task, engine)

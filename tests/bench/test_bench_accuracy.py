@@ -1,4 +1,4 @@
-"""Seconds to an accuracy: what is asked for, the schedule, and the table."""
+"""Seconds to an accuracy: the command line, the schedule, and the table."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ EPOCHS = [
 
 
 @pytest.mark.parametrize(('target', 'expected'), [(25, 10.0), (45, 20.0), (47, 20.0), (50, None)])
-def test_the_first_epoch_that_ends_there_counts(target, expected):
+def test_the_first_epoch_at_the_target_counts(target, expected):
     assert seconds_to(target, EPOCHS) == expected
 
 
-def test_nothing_was_trained():
+def test_without_epochs_there_is_no_time():
     assert seconds_to(10, []) is None
 
 
@@ -34,7 +34,7 @@ def test_the_rate_warms_up_for_an_epoch_and_ends_at_zero():
     assert rates[-1] == pytest.approx(0.0)
 
 
-def test_a_table_says_never_and_why_a_row_failed():
+def test_the_table_has_never_and_why_a_row_failed():
     about = {'rate': '100mbit', 'nodes': 4, 'target': 45.0, 'megabytes': 12.5, 'epochs': EPOCHS}
     rows = [
         {'name': 'ddp', 'seconds': 20.0, **about},
@@ -56,7 +56,7 @@ def test_a_table_says_never_and_why_a_row_failed():
         (['--rate', 'fast'], 'fast'),
     ],
 )
-def test_what_cannot_be_measured_is_refused(tmp_path, capsys, words, message):
+def test_invalid_input_is_refused(tmp_path, capsys, words, message):
     (tmp_path / 'cifar-10-batches-py').mkdir()
     with pytest.raises(SystemExit) as ended:
         parse(['--root', str(tmp_path), *words])

@@ -1,4 +1,4 @@
-"""The commands: what they refuse, and short measurements with real workers."""
+"""The commands: invalid input, and short measurements with real workers."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_real_processes_send_what_the_closed_forms_say(tmp_path):
     assert 'spardl 4 teams is left out with 2 workers: teams=4 does not divide' in done.stderr
 
 
-def test_workers_that_break_down_leave_what_they_had_measured(monkeypatch, capsys):
+def test_workers_that_fail_leave_what_they_had_measured(monkeypatch, capsys):
     def run_workers(launcher, workers, module, folder, timeout):
         spec = json.loads((folder / 'spec.json').read_text())
         row = {'ms': 1.0, 'messages': 1, 'bytes': 544}
@@ -135,7 +135,7 @@ def test_bytes_that_do_not_match_are_marked_and_fail():
     assert exchange.expected('all-gather', case, 128, {'bytes': 500})['matches'] is None
 
 
-def test_times_are_the_slowest_workers_and_bytes_those_of_who_sends_most():
+def test_times_are_the_slowest_workers_and_bytes_the_busiest_ones():
     fast, slow = [Step(0.1, 3, 10), Step(0.4, 3, 20)], [Step(0.2, 1, 30), Step(0.2, 2, 30)]
     assert summarize([fast, slow]) == {'ms': pytest.approx(300), 'messages': 1.5, 'bytes': 30}
 

@@ -1,4 +1,4 @@
-"""The table of rows: what there is, what --only chooses, which rows share processes."""
+"""The rows: their names, what --only selects, and which rows share processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def names(rows) -> list[str]:
     return [row.name for row in rows]
 
 
-def test_names_are_unique_and_say_the_engine_where_both_have_it():
+def test_names_are_unique_and_have_the_engine_if_both_have_the_row():
     assert len(set(names(ROWS))) == len(ROWS)
     assert {'compute (torch)', 'compute (horovod)', 'ddp', 'horovod fp16'} < set(names(ROWS))
     assert {f'{base} ({engine})' for base in COMPOSITION_NAMES for engine in LAUNCHERS} < set(
@@ -48,7 +48,7 @@ def test_only_takes_a_name_for_both_engines_or_for_one():
         ('xxxxxxxx', ('torch',), 'there are chunk, chunk .torch., compute, '),
     ],
 )
-def test_a_name_that_there_is_not_is_refused_with_the_nearest(name, engines, message):
+def test_an_unknown_name_is_refused_with_the_nearest(name, engines, message):
     with pytest.raises(ValueError, match=message):
         select(['compute', name], engines)
 
@@ -84,7 +84,7 @@ def test_rows_that_plan_by_times_are_made_on_the_links_they_are_measured_on():
     assert {n for n, each in made.items() if isinstance(each.exchange, AllReduce)} == SENDS_ALL
 
 
-def test_a_row_says_how_it_divides_the_network():
+def test_a_row_has_the_plan_of_its_buckets():
     contender = Contender(by_name(['dgc per tensor (torch)'])[0])
     assert contender.buckets is None
     model = make_model(WORKLOADS['digits'])

@@ -1,4 +1,4 @@
-"""Predictions: as arithmetic, and what is counted and measured for them."""
+"""Predictions: the arithmetic, and what is counted and measured for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans as a command: what it refuses, tells, draws and checks."""
+"""The command: invalid input, reports, figures and comparisons with tables."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TestReport:
             'dense wins everywhere: compression is not worth it on these networks'
         ]
 
-    def test_a_tie_is_for_dense(self):
+    def test_of_equally_fast_ones_dense_wins(self):
         tied = [Prediction('1gbit', 4, 'yours', 5.0, 1.0), Prediction('1gbit', 4, 'dense', 5.0, 1)]
         assert report.first(tied, 4).composition == 'dense'
 
@@ -171,7 +171,7 @@ class TestTable:
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
-    """A file of what the host does; and what a command changes in its process is put back."""
+    """A calibration file; what a command changes in its process is restored."""
     monkeypatch.setattr(command, 'exit_on_signals', lambda: None)
     threads = torch.get_num_threads()
     file = tmp_path / 'host.json'
@@ -231,7 +231,7 @@ class TestCommand:
         (said,) = capsys.readouterr().err.splitlines()
         assert 'holds no calibration' in said and 'delete it, and it is measured' in said
 
-    def test_help_teaches_without_torch(self, capsys):
+    def test_help_has_examples(self, capsys):
         with pytest.raises(SystemExit) as end:
             command.parse(['--help'])
         said = capsys.readouterr().out
@@ -259,7 +259,7 @@ class TestCommand:
         assert cells['100gbit', 2, 'dense']['wins']
         assert 'dense wins at 100gbit with 2' in said and 'compression is not worth it' in said
 
-    def test_matplotlib_is_asked_for_only_with_png(self, host, monkeypatch, capsys, tmp_path):
+    def test_matplotlib_is_needed_only_for_figures(self, host, monkeypatch, capsys, tmp_path):
         monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
         with pytest.raises(SystemExit):
             command.parse([*STACK, '--png', str(tmp_path / 'plan.png')])

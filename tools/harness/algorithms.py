@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dgc import Composition
     from dgc.exchanges import Exchange
+    from dgc.parameter_server import Asynchronous
 
 DENSITY = 0.001
 COMPUTE = 'compute'  # row of a benchmark: a step without exchange
@@ -36,6 +37,13 @@ def library() -> Any:
     return dgc
 
 
+def parameter_server() -> Any:
+    """The package dgc.parameter_server, imported when it is first needed."""
+    import dgc.parameter_server
+
+    return dgc.parameter_server
+
+
 def packed(density: float = DENSITY, **settings: Any) -> Composition:
     """Deep Gradient Compression with 8-bit values and packed indices, its shortest messages."""
     return library().deep_gradient_compression(density, values='int8', indices='packed', **settings)
@@ -54,15 +62,15 @@ _TRAINING: dict[str, Callable[[], Exchange]] = {
 # Exchanges by themselves, with the library's own settings, and some that no composition here uses.
 _EXCHANGES: dict[str, Callable[[], Exchange]] = {
     'all-reduce': lambda: library().exchanges.AllReduce(),
-    'all-gather': lambda: library().exchanges.AllGather(),
-    'gtopk': lambda: library().exchanges.GTopK(),
-    'gtopk doubling': lambda: library().exchanges.GTopKDoubling(),
+    'all-gather': _TRAINING['all-gather'],
+    'gtopk': _TRAINING['gtopk'],
+    'gtopk doubling': _TRAINING['gtopk doubling'],
     'spardl': lambda: library().exchanges.SparDL(),
     'spardl 4 teams': lambda: library().exchanges.SparDL(teams=4),
     'spardl 4 teams bruck': lambda: library().exchanges.SparDL(
         teams=4, gather=library().exchanges.Bruck()
     ),
-    'oktopk': lambda: library().exchanges.OkTopK(),
+    'oktopk': _TRAINING['oktopk'],
     'chunk': lambda: library().exchanges.ChunkAllReduce(),
     'hierarchical 2': lambda: library().exchanges.Hierarchical(
         library().exchanges.AllGather(), local_size=2
@@ -89,6 +97,14 @@ _COMPOSITIONS: dict[str, Callable[[float], Composition]] = {
     'chunk': lambda density: packed(density, exchange=_TRAINING['chunk']()),
 }
 
+_ASYNCHRONOUS: dict[str, Callable[[float], Asynchronous]] = {
+    'dgs': lambda density: parameter_server().dual_way(density, indices='packed'),
+    'asgd': lambda _: parameter_server().dual_way(
+        1.0, memory=library().memory.MomentumCorrection()
+    ),
+}
+
+ASYNCHRONOUS_NAMES = tuple(_ASYNCHRONOUS)
 COMPOSITION_NAMES = tuple(_COMPOSITIONS)
 EXCHANGE_NAMES = tuple(_EXCHANGES)
 
@@ -100,6 +116,11 @@ def compositions(density: float = DENSITY) -> dict[str, Callable[[], Composition
         density: fraction of the elements that compressing compositions send.
     """
     return {name: partial(make, density) for name, make in _COMPOSITIONS.items()}
+
+
+def asynchronous(density: float = DENSITY) -> dict[str, Callable[[], Asynchronous]]:
+    """The compositions of training with a parameter server, by name; see :func:`compositions`."""
+    return {name: partial(make, density) for name, make in _ASYNCHRONOUS.items()}
 
 
 def exchanges() -> dict[str, Callable[[], Exchange]]:

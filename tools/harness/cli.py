@@ -41,8 +41,13 @@ class Parser(argparse.ArgumentParser):
 
 def refuse(program: str, message: str) -> int:
     """Print on stderr, in one line, why the program ends; return the exit code for bad input."""
-    print(f'{program}: {message}', file=sys.stderr, flush=True)
+    report(program, message)
     return BAD_INPUT
+
+
+def report(program: str, message: str) -> None:
+    """Print a message of a program on stderr, in one line."""
+    print(f'{program}: {message}', file=sys.stderr, flush=True)
 
 
 def log(text: str) -> None:
