@@ -6,26 +6,30 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
-from bench.rows import RATIO, Make, Trained, composition, ddp, packed
+from bench.rows import Make, Trained, composition, ddp
+from tools.harness.algorithms import DENSITY, exchanges, packed
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-    from dgc import Engine
+    from dgc import Composition, Engine
 
 LR = 0.1  # of four workers of batch 32, after the first epoch
-WARMUP = 2  # epochs in which the ratio falls
+WARMUP = 2  # epochs in which the density falls
 SEED = 42
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """row: of ROWS. root: of the images, of which the first ``images`` are trained with."""
+    """What to train.
+
+    row: of ROWS. root: folder of the images, of which the first ``images`` are trained with.
+    batch: samples per worker and step.
+    """
 
     row: str
     root: str
@@ -34,44 +38,51 @@ class Recipe:
     epochs: int
 
 
-def compressed(ratio: float = RATIO, **parts: Callable[[Any], Any]) -> Callable[[int], Make]:
-    """Deep Gradient Compression with other parts, by the steps of an epoch."""
+class Compressed(NamedTuple):
+    """A row of Deep Gradient Compression: with which exchange, and at which density."""
 
-    def of(steps: int) -> Make:
-        return composition(
-            lambda dgc: packed(
-                dgc,
-                ratio,
-                warmup_epochs=WARMUP,
-                warmup_stage_steps=steps,
-                **{name: make(dgc) for name, make in parts.items()},
-            )
-        )
-
-    return of
+    exchange: str
+    density: float = DENSITY
 
 
-ROWS: dict[str, Callable[[int], Make]] = {
-    'ddp': lambda _: ddp,
-    'dgc': compressed(),
-    'dgc 1 %': compressed(0.01),
-    'gtopk': compressed(exchange=lambda dgc: dgc.exchanges.GTopK()),
-    'gtopk 1 %': compressed(0.01, exchange=lambda dgc: dgc.exchanges.GTopK()),
-    'spardl': compressed(exchange=lambda dgc: dgc.exchanges.SparDL()),
-    'spardl 1 %': compressed(0.01, exchange=lambda dgc: dgc.exchanges.SparDL()),
-    'oktopk 1 %': compressed(0.01, exchange=lambda dgc: dgc.exchanges.OkTopK()),
+ROWS: dict[str, Compressed | None] = {  # None: DistributedDataParallel
+    'ddp': None,
+    'dgc': Compressed('all-gather'),
+    'dgc 1 %': Compressed('all-gather', 0.01),
+    'gtopk': Compressed('gtopk'),
+    'gtopk 1 %': Compressed('gtopk', 0.01),
+    'spardl': Compressed('spardl'),
+    'spardl 1 %': Compressed('spardl', 0.01),
+    'oktopk 1 %': Compressed('oktopk', 0.01),
 }
 
 
+def maker(name: str, steps_per_epoch: int) -> Make:
+    """What makes a row's network and optimizer; its density falls for WARMUP epochs."""
+    row = ROWS[name]
+    if row is None:
+        return ddp
+
+    def compressed() -> Composition:
+        return packed(
+            row.density,
+            warmup_epochs=WARMUP,
+            warmup_stage_steps=steps_per_epoch,
+            exchange=exchanges()[row.exchange](),
+        )
+
+    return composition(compressed)
+
+
 def rate_at(step: int, steps: int, epochs: int) -> float:
-    """One epoch of linear warm-up, then a cosine to zero."""
+    """Learning rate: one epoch of linear warm-up, then a cosine to zero. steps: per epoch."""
     if step < steps:
         return LR * (step + 1) / steps
     return LR * (1 + math.cos(math.pi * (step - steps) / (steps * (epochs - 1) or 1))) / 2
 
 
 class Training:
-    """One worker's part of a row."""
+    """The training of a row on one worker."""
 
     def __init__(self, recipe: Recipe, engine: Engine) -> None:
         import torch
@@ -87,13 +98,13 @@ class Training:
         )
         self.test = evaluation_loader(images['test'], 250, rank, size, processes=0)
         torch.manual_seed(SEED)
-        make = ROWS[recipe.row](len(self.loader))
+        make = maker(recipe.row, len(self.loader))
         self.engine, self.epochs = engine, recipe.epochs
         self.trained: Trained = make(resnet20(10).train(), engine, None)
         torch.manual_seed(SEED + rank)  # augmentation
 
     def epoch(self, number: int) -> float:
-        """One pass over the training images; returns its seconds."""
+        """Make one pass over the training images; return its seconds."""
         from torch.nn.functional import cross_entropy
 
         network, optimizer = self.trained.network.train(), self.trained.optimizer
@@ -111,7 +122,7 @@ class Training:
         return time.perf_counter() - start
 
     def accuracy(self) -> float:
-        """Per cent of all test images, with BatchNorm's statistics averaged over the workers."""
+        """Percentage of all test images, with BatchNorm's statistics averaged over the workers."""
         import torch
 
         import dgc
@@ -125,7 +136,7 @@ class Training:
         return 100 * right / total
 
     def megabytes(self) -> float:
-        """Gradients that this worker has sent so far, of 10⁶ bytes; DDP's as a ring's."""
+        """Gradients that this worker has sent so far, in 10⁶ bytes; for DDP, those of a ring."""
         if self.trained.ours is not None:
             return self.trained.ours.reducer.progress.sent / 1e6
         parameters = sum(p.numel() for p in self.trained.network.parameters())
@@ -134,17 +145,17 @@ class Training:
 
 
 def count(loader: DataLoader) -> int:
-    """Of this worker's images."""
+    """Number of this worker's images."""
     return len(loader.sampler)  # type: ignore[arg-type]
 
 
 def main(path: str) -> None:
-    """Train what the spec at ``path`` asks for; rank 0 answers after every epoch."""
+    """Train what the specification at ``path`` asks for; rank 0 answers after every epoch."""
     import torch
 
     import dgc
-    from bench.gate import wait_at
-    from bench.spec import write_json
+    from tools.harness.gate import wait_at
+    from tools.harness.spec import write_json
     from utils.allocator import keep_freed_memory
 
     keep_freed_memory()

@@ -4,37 +4,38 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from bench import options, report
-from bench.gate import gate
-from bench.launch import environment, launches, measure
-from bench.rows import LAUNCHERS, ROWS
-from bench.spec import write_json
+from bench.launch import launches, measure
+from bench.rows import ROWS
 from tools.cluster import Cluster, ClusterError, parse_rate, selftest
 from tools.cluster.launchers import INTERFACE
+from tools.harness.cli import exit_on_signals, log, positive, refuse
+from tools.harness.gate import gate
+from tools.harness.launch import LAUNCHERS, environment
+from tools.harness.spec import SPEC, write_json
 
 PROGRAM = 'bench.cluster'
 EXAMPLES = f"""\
 example: everything, on four machines, at four rates:
     python -m bench.cluster --model vgg16 --batch 8 --nodes 4 \\
         --rates 10mbit 100mbit 1gbit none --json table.json
-some rows, at one rate (the ratios need compute and ddp among them):
+some rows, at one rate (for the ratios, include compute and ddp):
     python -m bench.cluster --rates 100mbit --only 'compute,ddp,dgc (torch)'
 
 rows: {', '.join(dict.fromkeys(row.base for row in ROWS))}
-A name stands for the row under each launcher; with the engine, as above, for one.
+A name selects the row under each launcher; with the engine in brackets, as above, under one.
 
 {report.LEGEND}
-Exit status: 2 for what cannot be measured, 1 where no row could be.
+Exit status: 2 for invalid input, 1 if no row could be measured.
 """
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse and check the command line."""
     parser = options.parser(
         PROGRAM,
         'Measure a training step, of ours and of others, with one worker on each node of an '
@@ -42,14 +43,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         EXAMPLES,
     )
     add = parser.add_argument
-    add('--nodes', type=options.positive, default=4, metavar='N', help='how many machines (4)')
-    add('--rates', nargs='+', default=['100mbit'], metavar='RATE', help='of links; none: no limit')
-    add('--launcher', choices=LAUNCHERS.values(), help='rows of this one only')
+    add('--nodes', type=positive, default=4, metavar='N', help='number of machines (4)')
+    add('--rates', nargs='+', default=['100mbit'], metavar='RATE',
+        help='rates of the links; none: no limit (100mbit)')  # fmt: skip
+    add('--launcher', choices=LAUNCHERS.values(), help='measure only rows under this one')
     arguments = parser.parse_args(argv)
     engines = tuple(e for e, its in LAUNCHERS.items() if arguments.launcher in (None, its))
     arguments.rows = options.chosen(parser, arguments, engines)
     if arguments.nodes < 2:
-        parser.error('one node has nobody to exchange gradients with: --nodes 2 or more')
+        parser.error('--nodes 1: a single node exchanges no gradients: give 2 or more')
     try:
         for rate in arguments.rates:
             parse_rate(rate)
@@ -60,12 +62,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def start(cluster: Cluster, rate: str, launcher: str, timeout: float, folder: Path) -> int:
-    """Run the workers that ``folder`` has a spec for; returns their exit status.
+    """Run the workers of a folder with a specification; return their exit status.
 
-    They make their rows on fast links, and measure them on slow ones.
+    They make their rows on fast links and measure them on links of ``rate``.
     """
     cluster.set_rate('none')
-    command = ['-m', 'bench.worker', str(folder / 'spec.json')]
+    command = ['-m', 'bench.worker', str(folder / SPEC)]
     with gate(folder, partial(cluster.set_rate, rate)):
         return cluster.run(command, launcher, environment(), timeout, sys.stderr)
 
@@ -73,49 +75,44 @@ def start(cluster: Cluster, rate: str, launcher: str, timeout: float, folder: Pa
 def measure_rate(
     cluster: Cluster, rate: str, arguments: argparse.Namespace, done: list[report.Result]
 ) -> list[report.Result]:
-    """All rows at one rate; writes them with those ``done`` after every launch."""
-    about = {key: getattr(arguments, key) for key in ('model', 'batch', 'nodes')} | {'rate': rate}
-    ours: list[report.Result] = []
+    """Measure all rows at one rate; after every launch, write them after those ``done`` before."""
+    common = {key: getattr(arguments, key) for key in ('model', 'batch', 'nodes')} | {'rate': rate}
+    results: list[report.Result] = []
     for rows in launches(arguments.rows):
         launcher = LAUNCHERS[rows[0].engine]
-        say(f'{rate}, {launcher}: {", ".join(row.name for row in rows)}')
+        log(f'{rate}, {launcher}: {", ".join(row.name for row in rows)}')
         run = partial(start, cluster, rate, launcher, arguments.timeout)
-        told, outcomes = measure(options.spec(arguments, INTERFACE), rows, run)
-        ours += [report.result(row, {**about, **told}, outcomes[row.name]) for row in rows]
-        ours = report.compare(report.in_order(ours))
+        about, outcomes = measure(options.spec(arguments, INTERFACE), rows, run)
+        results += [report.result(row, {**common, **about}, outcomes[row.name]) for row in rows]
+        results = report.compare(report.in_order(results))
         if arguments.json is not None:
-            write_json(arguments.json, [*done, *ours])
-    return ours
+            write_json(arguments.json, [*done, *results])
+    return results
 
 
 def check_links(cluster: Cluster, rate: str) -> None:
-    """Say so where links do not hold the rate here. Raises ClusterError where that is unknown."""
+    """Set a rate, and warn if the links do not hold it. Raises ClusterError if it cannot try."""
     cluster.set_rate(rate)
     if rate != 'none':
         links = selftest.measure(cluster, bulk=False)
         if {link.verdict for link in links} != {'ok'}:
-            say(f'links do not hold {rate}: is this machine busy?\n{selftest.table(links)}')
-
-
-def say(text: str) -> None:
-    """A line on stderr."""
-    print(f'{time.strftime("%H:%M:%S")} {text}', file=sys.stderr, flush=True)
+            log(f'links do not hold {rate}: is this machine busy?\n{selftest.table(links)}')
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code."""
+    """Measure all rates and print their tables; return the exit code."""
     arguments = parse(argv)
-    options.end_tidily()
+    exit_on_signals()
     results: list[report.Result] = []
     try:
         with arguments.cluster as cluster:
             for rate in arguments.rates:
                 check_links(cluster, rate)
-                ours = measure_rate(cluster, rate, arguments, results)
-                results += ours
-                print(f'\n{report.title(ours)}\n{report.table(ours)}', flush=True)
+                measured = measure_rate(cluster, rate, arguments, results)
+                results += measured
+                print(f'\n{report.title(measured)}\n{report.table(measured)}', flush=True)
     except ClusterError as error:
-        return options.complain(PROGRAM, str(error))
+        return refuse(PROGRAM, str(error))
     print(f'\n{report.closing(results)}')
     return int(all('error' in each for each in results))
 

@@ -1,17 +1,17 @@
-"""How long it takes to choose what to send, against the time that memory needs.
+"""Time to select what is sent, compared with the time that memory accesses need.
 
     python -m bench.compress --numel 25000000 --ratio 0.001 --threads 1 2 --json compress.json
 
-One row a memory and compressor. The floor is what any compression must move: the gradient read,
-two buffers read and written, 20 bytes an element, at the speed at which the same run copies a
-tensor. Rows take turns, each round after a copy, so that all meet the same machine; figures are
-medians over the rounds. '-unfused' is the same in plain PyTorch.
+One row per memory and compressor. The floor is the time of the memory accesses that no compression
+can avoid: the gradient read, two buffers read and written, 20 bytes per element, at the speed at
+which the same run copies a tensor. Rows are measured in turn, in each round after a copy, so that
+other load on the machine affects all of them; all numbers are medians over the rounds. '-unfused'
+is the same computation in plain PyTorch.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import sys
@@ -38,19 +38,22 @@ from dgc.compressors import (
 from dgc.memory import Memory, MomentumCorrection, Residual
 from dgc.schedule import RatioSchedule
 from dgc.sparse import Sparse
+from tools.harness.cli import Parser, check_folder, names
+from tools.harness.spec import write_json
 
-FLOOR_BYTES = 20  # an element: the gradient read, momentum and velocity read and written
-COPY_BYTES = 8  # an element: read, and written elsewhere
-GRADIENTS = 3  # different ones, which take turns
+PROGRAM = 'bench.compress'
+FLOOR_BYTES = 20  # per element: the gradient read, momentum and velocity read and written
+COPY_BYTES = 8  # per element: read, and written elsewhere
+GRADIENTS = 3  # different gradients, which are used in turn
 
 Milliseconds = list[float]
 
 
 @dataclass
 class Row:
-    """One way to compress.
+    """One way to compress, with its measurements.
 
-    fused: with the fused kernels, where there are any.
+    fused: whether to use the fused kernels, if there are any.
     """
 
     name: str
@@ -64,7 +67,7 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """Fresh ones."""
+    """New rows, without measurements."""
     return [
         Row('dgc', MomentumCorrection(), SampledTopK()),
         Row('dgc-unfused', MomentumCorrection(), SampledTopK(), fused=False),
@@ -81,10 +84,14 @@ def rows() -> list[Row]:
 def measure(
     chosen: Sequence[Row], numel: int, ratio: float, codec: Codec, rounds: int
 ) -> Milliseconds:
-    """Fill in the rows' times; returns those of copying ``[numel]`` float32."""
-    draw = torch.Generator().manual_seed(0)
-    gradients = [torch.randn(numel, generator=draw) for _ in range(GRADIENTS)]
-    # All rows work on the same storage, as if each were the only one to use the memory.
+    """Measure the rows on a bucket of ``numel`` elements, and add the times to them.
+
+    Returns:
+        The times of copying float32 [numel], one per round.
+    """
+    generator = torch.Generator().manual_seed(0)
+    gradients = [torch.randn(numel, generator=generator) for _ in range(GRADIENTS)]
+    # All rows use the same storage, so that none of them finds it in another cache state.
     group = {'momentum': 0.9, 'nesterov': False}
     parameter = Parameter(torch.empty(numel, 1), requires_grad=False)
     bucket = Bucket(
@@ -107,22 +114,22 @@ def measure(
 
 
 def one_round(row: Row, bucket: Bucket, codec: Codec) -> None:
-    """Select, encode and decode once."""
+    """Select, encode and decode once, and add the times to the row."""
     with nullcontext() if row.fused else ops.unfused():
-        row.message = message = timed(lambda: take(row, bucket), row.select)
+        row.message = message = timed(lambda: select(row, bucket), row.select)
         encoded = timed(lambda: codec.encode(message), row.encode)
         timed(lambda: codec.decode(encoded), row.decode)
 
 
-def take(row: Row, bucket: Bucket) -> Sparse:
-    """A message out of the memory, which then forgets it."""
+def select(row: Row, bucket: Bucket) -> Sparse:
+    """Select a message, and remove it from the memory."""
     message = row.memory.select(bucket, row.compressor)
     row.memory.forget(bucket, message)
     return message
 
 
 def timed(job: Callable[[], Any], times: Milliseconds) -> Any:
-    """Run ``job`` and append how long it took."""
+    """Return ``job()``, and append its milliseconds to ``times``."""
     start = time.perf_counter()
     result = job()
     times.append((time.perf_counter() - start) * 1e3)
@@ -130,7 +137,7 @@ def timed(job: Callable[[], Any], times: Milliseconds) -> Any:
 
 
 def figures(row: Row, copies: Milliseconds, codec: Codec, threads: int) -> dict[str, Any]:
-    """A row as it is written."""
+    """A row of the JSON file."""
     assert row.message is not None
     k, numel = len(row.message.values), row.message.numel
     floor = statistics.median(copies) * FLOOR_BYTES / COPY_BYTES
@@ -153,16 +160,16 @@ def figures(row: Row, copies: Milliseconds, codec: Codec, threads: int) -> dict[
 
 
 def table(results: Sequence[dict[str, Any]], numel: int, ratio: float, codec: Codec) -> str:
-    """What a person reads."""
+    """A table for people."""
     entropy = numel * (-ratio * math.log2(ratio) - (1 - ratio) * math.log2(1 - ratio))
     title = (
-        f'{numel:,} float32 elements at a ratio of {ratio:g}; {codec.values} values, '
+        f'{numel:,} float32 elements at a density of {ratio:g}; {codec.values} values, '
         f'{codec.indices} indices (entropy of an index: {entropy / (numel * ratio):.2f} bits; a '
         f'header takes {HEADER.size} bytes)'
     )
     head = (
         f'{"":18}{"threads":>8}{"ms":>9}{"fastest":>9}{"slowest":>9}{"floor":>8}{"ratio":>7}'
-        f'{"kept":>9}{"bits/index":>12}{"bits/value":>12}{"encode":>8}{"decode":>8}'
+        f'{"sent":>9}{"bits/index":>12}{"bits/value":>12}{"encode":>8}{"decode":>8}'
     )
     lines = [
         f'{r["name"]:18}{r["threads"]:8}{r["ms"]:9.2f}{r["ms_fastest"]:9.2f}{r["ms_slowest"]:9.2f}'
@@ -174,7 +181,7 @@ def table(results: Sequence[dict[str, Any]], numel: int, ratio: float, codec: Co
 
 
 def comparisons(results: Sequence[dict[str, Any]]) -> list[str]:
-    """How many times faster the fused rows are."""
+    """How many times faster each fused row is than its unfused one."""
     by_name = {(r['name'], r['threads']): r['ms'] for r in results}
     return [
         f'{name} on {threads} thread(s): {by_name[f"{name}-unfused", threads] / ms:.1f} times '
@@ -185,53 +192,60 @@ def comparisons(results: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def progress(text: str) -> None:
-    """A line that the next one replaces, where somebody watches."""
+    """On a terminal, print a line that the next one replaces."""
     if sys.stderr.isatty():
         print(f'\r{text:60}', end='' if text else '\r', file=sys.stderr, flush=True)
 
 
-def arguments(given: Sequence[str] | None) -> argparse.Namespace:
-    """The command line, checked."""
-    parser = argparse.ArgumentParser(
-        'python -m bench.compress', description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument('--numel', type=int, default=25_000_000, help='elements of the tensor')
-    parser.add_argument('--ratio', type=float, default=0.001, help='share of them to keep')
-    parser.add_argument('--threads', type=int, nargs='+', default=[torch.get_num_threads()])
-    parser.add_argument('--rounds', type=int, default=15, help='measurements of each row')
-    parser.add_argument('--values', choices=list(VALUES), default='int8', help='their coding')
-    parser.add_argument('--indices', choices=list(INDICES), default='packed', help='their coding')
-    parser.add_argument('--only', default='', help='rows to measure: name,name')
-    parser.add_argument('--json', type=Path, help='write the rows into this file')
-    options = parser.parse_args(given)
-    names = [row.name for row in rows()]
-    options.only = options.only.split(',') if options.only else names
-    unknown = set(options.only) - set(names)
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse and check the command line."""
+    parser = Parser(PROGRAM, __doc__ or '')
+    add = parser.add_argument
+    add('--numel', type=int, default=25_000_000, help='elements of the tensor (25,000,000)')
+    add('--ratio', type=float, default=0.001, help='density: fraction of them to send (0.001)')
+    add('--threads', type=int, nargs='+', default=[torch.get_num_threads()],
+        metavar='N', help='numbers of threads (as many as PyTorch uses)')  # fmt: skip
+    add('--rounds', type=int, default=15, help='measurements of each row (15)')
+    add('--values', choices=list(VALUES), default='int8', help='coding of values (int8)')
+    add('--indices', choices=list(INDICES), default='packed', help='coding of indices (packed)')
+    add('--only', default='', metavar='NAME,...', help='measure only these rows')
+    add('--json', type=Path, metavar='FILE', help='write the rows to this file')
+    arguments = parser.parse_args(argv)
+    try:
+        check(arguments)
+    except ValueError as error:
+        parser.error(str(error))
+    return arguments
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Raise ValueError for invalid arguments."""
+    every = [row.name for row in rows()]
+    arguments.only = names(arguments.only) or every
+    unknown = set(arguments.only) - set(every)
     if unknown:
-        parser.error(f'--only {",".join(sorted(unknown))}: the rows are {", ".join(names)}')
-    if not 0 < options.ratio <= 1:
-        parser.error(f'--ratio {options.ratio}: it must lie between 0 and 1')
-    for name in ('numel', 'rounds'):
-        if getattr(options, name) < 1:
-            parser.error(f'--{name} {getattr(options, name)}: it must be at least 1')
-    if min(options.threads) < 1:
-        parser.error(f'--threads {min(options.threads)}: it must be at least 1')
-    return options
+        raise ValueError(f'--only {",".join(sorted(unknown))}: the rows are {", ".join(every)}')
+    if not 0 < arguments.ratio <= 1:
+        raise ValueError(f'--ratio {arguments.ratio}: it must lie between 0 and 1')
+    counts = {'numel': arguments.numel, 'rounds': arguments.rounds}
+    for name, value in {**counts, 'threads': min(arguments.threads)}.items():
+        if value < 1:
+            raise ValueError(f'--{name} {value}: it must be at least 1')
+    check_folder('--json', arguments.json)
 
 
-def main(given: Sequence[str] | None = None) -> int:
-    """Measure, print, and write."""
-    options = arguments(given)
-    codec, results = Codec(options.values, options.indices), []
-    for threads in options.threads:
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print the table and write the rows; return the exit code."""
+    arguments = parse(argv)
+    codec, results = Codec(arguments.values, arguments.indices), []
+    for threads in arguments.threads:
         torch.set_num_threads(threads)
-        chosen = [row for row in rows() if row.name in options.only]
-        copies = measure(chosen, options.numel, options.ratio, codec, options.rounds)
+        chosen = [row for row in rows() if row.name in arguments.only]
+        copies = measure(chosen, arguments.numel, arguments.ratio, codec, arguments.rounds)
         results += [figures(row, copies, codec, threads) for row in chosen]
-    print(table(results, options.numel, options.ratio, codec))
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=2) + '\n')
+    print(table(results, arguments.numel, arguments.ratio, codec))
+    if arguments.json is not None:
+        write_json(arguments.json, results)
     return 0
 
 

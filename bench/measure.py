@@ -1,7 +1,7 @@
-"""Measuring rows inside the workers: a few steps of one, a few of the next, round after round.
+"""Measuring rows inside the workers: a few steps of each in turn, round after round.
 
-So whatever else this machine does hits all rows alike. Everything here is carried out by all ranks
-in the same order, and whatever decides how it goes on is computed from what all have gathered.
+Other load on the machine then affects all rows alike. All ranks carry out everything here in the
+same order, and decide how to go on from values that all of them have gathered.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from bench.rows import Row, Trained
-from bench.workloads import Batch, loss
 from dgc import Engine
 from dgc.profile import Profile, profile
+from tools.harness.machine import bytes_sent
+from tools.harness.workloads import Batch, loss
 
 LEAST_STEPS = 2
-PROFILED = 5  # steps, for those that plan by times
+PROFILED = 5  # steps that timed planners profile
 REASON = 300  # bytes of the reason why a row failed
 
 
 class Sample(NamedTuple):
-    """Some steps of one row one after another; every number is for one step.
+    """Consecutive steps of one row. Every number is per step.
 
-    ms: of the rank that took longest, from a barrier on.
-    cpu: processor time, ms, of all of a rank's threads; like all that follow, mean over the ranks.
+    ms: of the slowest rank, from a barrier on.
+    cpu: processor time in ms, of all threads; this and all that follow are means over the ranks.
     kernel, codec: bytes sent, by the kernel's counter and by our own.
     compress, communicate, wait: ms, as Progress counts them.
-    NaN for what cannot be told.
+    NaN for what is unknown.
     """
 
     ms: float
@@ -47,14 +47,14 @@ class Sample(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How often a row has its turn, and how many steps it makes then."""
+    """In how many rounds a row has a turn, and how many steps it makes in each."""
 
     rounds: int
     steps: int
 
 
 def plan(step_seconds: float, seconds: float, rounds: int, steps: int) -> Plan:
-    """``rounds`` of ``steps``, or what fits into ``seconds``, but at least two steps."""
+    """``rounds`` of ``steps``, or as many as fit into ``seconds``, but at least two steps."""
     affordable = math.floor(seconds / max(step_seconds, 1e-9))
     total = max(min(affordable, rounds * steps), LEAST_STEPS)
     turns = min(rounds, total)
@@ -62,19 +62,26 @@ def plan(step_seconds: float, seconds: float, rounds: int, steps: int) -> Plan:
 
 
 def sent_by_kernel(interface: str) -> float:
-    """Bytes that an interface of this process's own network has sent; NaN without one."""
+    """Bytes that an interface of this process's own network has sent; NaN for ''.
+
+    Raises:
+        ValueError: there is no such interface.
+    """
     if not interface:
         return math.nan
-    for line in Path('/proc/self/net/dev').read_text().splitlines():
-        name, _, counters = line.partition(':')
-        if name.strip() == interface:
-            return float(counters.split()[8])  # after eight of what was received
-    raise ValueError(f'there is no interface {interface!r}')
+    counters = bytes_sent()
+    if interface not in counters:
+        raise ValueError(f'there is no interface {interface!r}')
+    return float(counters[interface])
 
 
 @dataclass
 class Contender:
-    """A row that is being measured. trained: once it is made; error: why it cannot be measured."""
+    """A row that is being measured.
+
+    trained: its network and optimizer, once they are made.
+    error: why it cannot be measured; '' if it can.
+    """
 
     row: Row
     trained: Trained = field(init=False)
@@ -84,15 +91,18 @@ class Contender:
 
     @property
     def buckets(self) -> dict[str, Any] | None:
-        """How a row of ours divides the network, as a saved plan; None before it is made."""
+        """The saved plan of a row of ours; None before it is made, and for other rows."""
         trained = getattr(self, 'trained', None)
         return None if trained is None or trained.ours is None else trained.ours.plan.to_json()
 
 
 class Track:
-    """Where the contenders run: one engine, and batches that they all share.
+    """What all contenders share: the engine, the batches, and the counters.
 
-    interface: whose bytes the kernel counts, see :func:`sent_by_kernel`.
+    Args:
+        engine: of this worker.
+        batches: used in turn.
+        interface: whose bytes the kernel counts, see :func:`sent_by_kernel`.
     """
 
     def __init__(self, engine: Engine, batches: list[Batch], interface: str = '') -> None:
@@ -101,7 +111,7 @@ class Track:
         self._interface = interface
 
     def run(self, trained: Trained, steps: int) -> Sample:
-        """Some steps, on all ranks together."""
+        """Make some steps, on all ranks together."""
         self.engine.barrier()
         before = self._counters(trained)
         start = time.perf_counter()
@@ -111,14 +121,14 @@ class Track:
             loss(trained.network(batch.inputs), batch.targets).backward()
             trained.optimizer.step()
         milliseconds = 1e3 * (time.perf_counter() - start)
-        self.engine.barrier()  # what others are still to be sent counts too
+        self.engine.barrier()  # count what other ranks have yet to be sent, too
         counted = self._counters(trained) - before
-        ours = torch.cat([torch.tensor([milliseconds], dtype=torch.float64), counted]) / steps
-        everybody = self.engine.all_gather(ours)  # [P, 7]
-        return Sample(float(everybody[:, 0].max()), *everybody[:, 1:].mean(0).tolist())
+        own = torch.cat([torch.tensor([milliseconds], dtype=torch.float64), counted]) / steps
+        gathered = self.engine.all_gather(own)  # [P, 7]
+        return Sample(float(gathered[:, 0].max()), *gathered[:, 1:].mean(0).tolist())
 
     def profile(self, network: nn.Module) -> Profile:
-        """When its gradients appear in a step."""
+        """Measure when the gradients of a network are complete within a step."""
 
         def closure() -> torch.Tensor:
             batch = next(self._batches)
@@ -127,7 +137,7 @@ class Track:
         return profile(network, closure, PROFILED)
 
     def _counters(self, trained: Trained) -> torch.Tensor:
-        """What a sample holds after its first field, so far."""
+        """The fields of a sample after the first, counted since the start: [6]."""
         ours = [math.nan] * 4
         if trained.ours is not None:
             progress = trained.ours.reducer.progress
@@ -137,15 +147,16 @@ class Track:
         return torch.tensor(counted, dtype=torch.float64)
 
     def attempt(self, contender: Contender, job: Callable[[], None]) -> None:
-        """``job()``; where it fails on any rank, the contender has an error on all."""
+        """Call ``job()``; if it fails on any rank, set the contender's error on all ranks."""
         reason = ''
         try:
             job()
         except Exception as error:
             reason = ' '.join(f'{type(error).__name__}: {error}'.split())
-        contender.error = next(filter(None, self._everybodys(reason)), '')
+        contender.error = next(filter(None, self._gather_text(reason)), '')
 
-    def _everybodys(self, text: str) -> list[str]:
+    def _gather_text(self, text: str) -> list[str]:
+        """The texts of all ranks, each cut to REASON bytes."""
         padded = text.encode()[:REASON].ljust(REASON, b'\0')
         gathered = self.engine.all_gather(torch.frombuffer(bytearray(padded), dtype=torch.uint8))
         return [bytes(row.tolist()).rstrip(b'\0').decode(errors='replace') for row in gathered]

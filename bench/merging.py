@@ -1,4 +1,4 @@
-"""Groupings of layers, against all that there are: `python -m bench.merging --help`."""
+"""Groupings of layers compared with the best of all: `python -m bench.merging --help`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ import statistics
 import sys
 from collections.abc import Iterator, Sequence
 
-from bench import options
 from dgc.planner.merging import exact, greedy
 from dgc.timeline import Passage, end
+from tools.harness.cli import Parser, positive
 
 PROGRAM = 'bench.merging'
-SAME = 1e-9  # relative: what is closer is as good
+SAME = 1e-9  # relative difference up to which two groupings are equally good
 
 
 class Layers:
-    """Random ones: how far apart their gradients come, how large they are, what starting costs,
-    and how a processor's time grows with the elements (below, as and above proportion)."""
+    """Random layers, and the predicted time of a step for each way to group them.
+
+    Random are the intervals between gradients, the sizes, the fixed cost of a message, and how the
+    processor time grows with the number of elements (sublinearly, linearly or superlinearly).
+    """
 
     def __init__(self, seed: int, count: int) -> None:
         draw = random.Random(seed)
@@ -33,7 +36,7 @@ class Layers:
         self.moving = draw.choice((0.0, 0.005))
 
     def together(self, first: int, stop: int) -> Passage:
-        """The way of a group."""
+        """The passage of a bucket of the layers from ``first`` to before ``stop``."""
         numel = sum(self.sizes[first:stop])
         work = self.work * (1 + numel**self.power)
         return Passage(
@@ -41,7 +44,7 @@ class Layers:
         )
 
     def seconds(self, stops: Sequence[int]) -> float:
-        """Of a step whose groups stop there."""
+        """Predicted seconds of a step whose buckets stop before these layers."""
         groups = zip([0, *stops[:-1]], stops, strict=True)
         return end([self.together(*ends) for ends in groups], self.backward)
 
@@ -50,22 +53,22 @@ class Layers:
         return min(map(self.seconds, every_grouping(len(self.sizes))))
 
     def exact(self) -> float:
-        """Seconds of what dynamic programming finds."""
+        """Seconds of the grouping that dynamic programming finds."""
         return self.seconds(exact(len(self.sizes), self.together, self.backward))
 
     def greedy(self) -> float:
-        """Seconds of what the published rule finds."""
+        """Seconds of the grouping that the published greedy rule finds."""
         return self.seconds(greedy(len(self.sizes), self.together, self.backward))
 
 
 def every_grouping(count: int) -> Iterator[list[int]]:
-    """All 2^(count-1), as the places where groups stop."""
+    """All 2^(count-1) groupings of layers, as the numbers that buckets stop before."""
     for cuts in itertools.product((False, True), repeat=count - 1):
         yield [*(place for place, cut in enumerate(cuts, 1) if cut), count]
 
 
 def report(cases: int, most: int) -> str:
-    """What a person reads, of random cases of 2 to ``most`` layers."""
+    """How far both algorithms are from the best, over random cases of 2 to ``most`` layers."""
     gaps: dict[str, list[float]] = {'exact': [], 'greedy': []}
     for seed in range(cases):
         layers = Layers(seed, 2 + seed % (most - 1))
@@ -75,25 +78,24 @@ def report(cases: int, most: int) -> str:
     lines = [f'{cases} random cases of 2 to {most} layers, beside the best of all groupings']
     for name, found in gaps.items():
         same = sum(gap <= SAME for gap in found)
-        late = [gap for gap in found if gap > SAME] or [0.0]
+        longer = [gap for gap in found if gap > SAME] or [0.0]
         lines.append(
             f'{name:8} the best in {same} ({same / cases:.1%}); where not, longer by '
-            f'{statistics.median(late):.1%} (median), {max(late):.1%} (most)'
+            f'{statistics.median(longer):.1%} (median), {max(longer):.1%} (most)'
         )
     return '\n'.join(lines)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code."""
-    parser = options.Parser(
-        prog=f'python -m {PROGRAM}',
-        description='Compare the exact and the greedy grouping of layers with the best of all '
-        '2^(L-1) groupings, by predicted times of random layers.',
-        allow_abbrev=False,
+    """Print the report; return the exit code."""
+    parser = Parser(
+        PROGRAM,
+        'Compare the exact and the greedy grouping of layers with the best of all 2^(L-1) '
+        'groupings, by predicted times of random layers.',
     )
     add = parser.add_argument
-    add('--cases', type=options.positive, default=1000, metavar='N', help='how many (1000)')
-    add('--layers', type=options.positive, default=12, metavar='L', help='at most so many (12)')
+    add('--cases', type=positive, default=1000, metavar='N', help='number of cases (1000)')
+    add('--layers', type=positive, default=12, metavar='L', help='layers of the largest case (12)')
     arguments = parser.parse_args(argv)
     if not 2 <= arguments.layers <= 20:
         parser.error(f'--layers must be from 2 to 20, got {arguments.layers}')

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from bench import options
-from bench.gate import gate
-from bench.launch import environment
-from bench.spec import write_json
-from bench.workloads import WORKLOADS
 from tools.cluster import Cluster, ClusterError, parse_rate
+from tools.harness.cli import Parser, check_folder, exit_on_signals, log, positive, refuse
+from tools.harness.gate import gate
+from tools.harness.launch import environment
+from tools.harness.spec import SPEC, run_with_spec, write_json
+from tools.harness.tables import align
+from tools.harness.workloads import WORKLOADS
 
 PROGRAM = 'bench.parameter_server'
+WORKER = 'bench.parameter_server_worker'
 PORT = 5555
 ROWS = {
     'dgs': 'DGS, both ways',
@@ -31,36 +30,34 @@ EXAMPLES = f"""\
 example: four workers at 100 Mbit/s, one of them at 10 Mbit/s:
     python -m bench.parameter_server --model vgg16 --batch 8 --seconds 120 --json table.json
 
-rows: {', '.join(ROWS)}. The asynchronous ones have one machine more, for the server.
-Samples count whose update arrived while it was measured; "slow" is the worker on the slow link.
-Exit status: 2 for what cannot be measured, 1 where a row could not be.
+rows: {', '.join(ROWS)}. The asynchronous ones use one more machine, for the server. A sample counts
+if its update arrived while the row was measured; "slow" is the worker on the slow link.
+Exit status: 2 for invalid input, 1 if a row could not be measured.
 """
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
-    parser = options.Parser(
-        prog=f'python -m {PROGRAM}',
-        description='Measure the throughput of asynchronous and synchronous training on an '
-        'emulated cluster, where one worker has a slower link.',
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    """Parse and check the command line."""
+    parser = Parser(
+        PROGRAM,
+        'Measure the throughput of asynchronous and synchronous training on an emulated cluster '
+        'in which one worker has a slower link.',
+        EXAMPLES,
     )
     add = parser.add_argument
-    add('--model', choices=WORKLOADS, default='vgg16', help='what is trained (vgg16)')
-    add('--batch', type=options.positive, default=8, metavar='N', help='samples a worker (8)')
-    add('--workers', type=options.positive, default=4, metavar='N', help='how many train (4)')
-    add('--rate', default='100mbit', help='of links (100mbit)')
-    add('--slow', default='10mbit', help="of the last worker's link (10mbit)")
-    add('--ratio', type=float, default=0.01, help='of what is sent, DGS and DGC (0.01)')
-    add('--seconds', type=float, default=120.0, help='that each row is measured for (120)')
-    add('--only', nargs='+', choices=ROWS, default=list(ROWS), metavar='ROW', help='these rows')
-    add('--json', type=Path, metavar='FILE', help='write the rows there')
+    add('--model', choices=WORKLOADS, default='vgg16', help='network to train (vgg16)')
+    add('--batch', type=positive, default=8, metavar='N', help='samples per worker and step (8)')
+    add('--workers', type=positive, default=4, metavar='N', help='number of workers (4)')
+    add('--rate', default='100mbit', help='rate of the links (100mbit)')
+    add('--slow', default='10mbit', help="rate of the last worker's link (10mbit)")
+    add('--ratio', type=float, default=0.01, help='density of messages, DGS and DGC (0.01)')
+    add('--seconds', type=float, default=120.0, help='measuring time per row (120)')
+    add('--only', nargs='+', choices=ROWS, default=list(ROWS), metavar='ROW',
+        help='measure only these rows')  # fmt: skip
+    add('--json', type=Path, metavar='FILE', help='write the rows to this file')
     arguments = parser.parse_args(argv)
-    if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
-        parser.error(f'--json: there is no folder {arguments.json.absolute().parent}')
     try:
+        check_folder('--json', arguments.json)
         parse_rate(arguments.rate), parse_rate(arguments.slow)
     except ValueError as error:
         parser.error(str(error))
@@ -68,34 +65,32 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def measure(mode: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One row: what its processes counted, or an error."""
+    """Measure one row; it has an 'error' if its processes failed."""
     nodes = arguments.workers + (mode != 'dgc')
     slow = {nodes - 1: arguments.slow}
-    with TemporaryDirectory(prefix='bench') as name, Cluster(nodes) as cluster:
-        folder = Path(name)
+    with Cluster(nodes) as cluster:
+
+        def start(folder: Path) -> int:
+            command = ['-m', WORKER, str(folder / SPEC)]
+            timeout = 5 * arguments.seconds + 600
+            with gate(folder, partial(cluster.set_rate, arguments.rate, slow)):
+                return cluster.run(command, 'torchrun', environment(), timeout, sys.stderr)
+
         task = {
             'mode': mode,
             **{key: getattr(arguments, key) for key in ('model', 'batch', 'ratio', 'seconds')},
             'address': cluster.addresses[0],
             'port': PORT,
-            'answer': str(folder / 'answer.json'),
-            'gate': name,
         }
-        write_json(folder / 'spec.json', task)
-        command = ['-m', 'bench.parameter_server_worker', str(folder / 'spec.json')]
-        timeout = 5 * arguments.seconds + 600
-        with gate(folder, partial(cluster.set_rate, arguments.rate, slow)):
-            status = cluster.run(command, 'torchrun', environment(), timeout, sys.stderr)
-        answer = folder / 'answer.json'
-        if not answer.exists():
-            return {'mode': mode, 'error': f'its processes ended with {status}'}
-        return {'mode': mode, **json.loads(answer.read_text())}
+        status, answer = run_with_spec(task, start)
+    if not answer:
+        return {'mode': mode, 'error': f'its processes ended with {status}'}
+    return {'mode': mode, **answer}
 
 
 def table(rows: Sequence[dict[str, Any]], batch: int) -> str:
-    """One line a row."""
-    head = ('', 'samples/s', 'fast workers', 'slow', 'kB an update', 'staleness')
-    lines = [head]
+    """A table for people, one line per row. batch: samples per worker and step."""
+    lines = [('', 'samples/s', 'fast workers', 'slow', 'kB per update', 'staleness')]
     for row in rows:
         if 'error' in row:
             lines.append((ROWS[row['mode']], row['error'], '', '', '', ''))
@@ -112,27 +107,26 @@ def table(rows: Sequence[dict[str, Any]], batch: int) -> str:
                 f'{row["staleness"]:.1f}',
             )
         )
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return '\n'.join('  '.join(map(str.ljust, line, widths)).rstrip() for line in lines)
+    return '\n'.join(align(lines))
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code."""
+    """Measure all rows and print the table; return the exit code."""
     arguments = parse(argv)
-    options.end_tidily()
+    exit_on_signals()
     rows: list[dict[str, Any]] = []
     try:
         for mode in arguments.only:
-            print(f'{time.strftime("%H:%M:%S")} {ROWS[mode]}', file=sys.stderr, flush=True)
+            log(ROWS[mode])
             before = os.getloadavg()[0]
             rows.append({**measure(mode, arguments), 'load before': before})
             if arguments.json is not None:
                 write_json(arguments.json, rows)
     except (ClusterError, ValueError) as error:
-        return options.complain(PROGRAM, str(error))
+        return refuse(PROGRAM, str(error))
     print(
         f'{arguments.model}, batch {arguments.batch}, {arguments.workers} workers at '
-        f'{arguments.rate}, one of them at {arguments.slow}; ratio {arguments.ratio:g}\n'
+        f'{arguments.rate}, one of them at {arguments.slow}; density {arguments.ratio:g}\n'
         f'{table(rows, arguments.batch)}'
     )
     return int(any('error' in row for row in rows))

@@ -11,20 +11,15 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 import dgc
-from bench.gate import wait_at
-from bench.spec import write_json
-from bench.workloads import WORKLOADS, Batch, loss, make_batches, make_model
-from dgc.memory import MomentumCorrection
 from dgc.parameter_server import (
     Address,
-    Asynchronous,
     Course,
     Observer,
     Server,
@@ -32,21 +27,26 @@ from dgc.parameter_server import (
     SocketLink,
     Update,
     WorkerOptimizer,
-    dual_way,
 )
+from tools.harness.algorithms import ASYNCHRONOUS_NAMES, asynchronous
+from tools.harness.gate import wait_at
+from tools.harness.spec import write_json
+from tools.harness.workloads import WORKLOADS, Batch, loss, make_batches, make_model
 from utils.allocator import keep_freed_memory
 
 LR, MOMENTUM = 0.01, 0.9
-WARMUP = 2  # steps, on fast links: to allocate, connect and adapt
+WARMUP = 2  # steps on fast links, in which memory is allocated and connections are made
 ENDLESS = 10**9  # updates
 PATIENCE = 600.0  # seconds: a dense model takes a minute on a slow link
 
 
 @dataclass(frozen=True)
 class Task:
-    """mode: of MODES, or 'dgc'. ratio: compress ratio. seconds: to measure. address: the server's.
+    """What a process is to do.
 
-    answer: file for what was counted. gate: folder of the gate to wait at.
+    mode: of ASYNCHRONOUS_NAMES, or 'dgc'. model: of WORKLOADS. batch: samples per worker and step.
+    ratio: density of messages. seconds: measuring time. address, port: of the server.
+    answer: path of the file for the results, in whose folder the gate is.
     """
 
     mode: str
@@ -57,40 +57,38 @@ class Task:
     address: str
     port: int
     answer: str
-    gate: str
 
     @classmethod
     def read(cls, path: Path) -> Task:
-        """From JSON."""
+        """Read the JSON file at ``path``."""
         return cls(**json.loads(path.read_text()))
 
-
-MODES: dict[str, Callable[[float], Asynchronous]] = {
-    'dgs': lambda ratio: dual_way(ratio, indices='packed'),
-    'asgd': lambda _: dual_way(1.0, memory=MomentumCorrection()),
-}
+    @property
+    def gate(self) -> Path:
+        """The folder of the gate at which all processes wait."""
+        return Path(self.answer).parent
 
 
 class Counts(Observer):
-    """When each update came, and whose it was."""
+    """Records when each update arrived at the server."""
 
     def __init__(self) -> None:
-        self.came: list[tuple[float, Update]] = []
+        self.arrived: list[tuple[float, Update]] = []
 
     def updated(self, update: Update) -> None:
         """See Observer."""
-        self.came.append((time.monotonic(), update))
+        self.arrived.append((time.monotonic(), update))
 
 
 def batches(task: Task, rank: int) -> Iterator[Batch]:
-    """Synthetic ones, for ever."""
+    """The synthetic batches of a rank, repeated without end."""
     return itertools.cycle(make_batches(WORKLOADS[task.model], task.batch, rank))
 
 
 def steps(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, source: Iterator[Batch]
 ) -> Iterator[None]:
-    """A training step each time that it is asked for the next."""
+    """Make one training step for each item that is taken from this iterator."""
     for batch in source:
         optimizer.zero_grad()
         loss(model(batch.inputs), batch.targets).backward()
@@ -99,10 +97,10 @@ def steps(
 
 
 def serve(task: Task, engine: dgc.Engine) -> None:
-    """The server, on a thread, counted while the links are slow."""
+    """Run the server on a thread, and count updates while the links are slow."""
     model, counts = make_model(WORKLOADS[task.model]), Counts()
     sgd = torch.optim.SGD(model.parameters(), LR, MOMENTUM)
-    composition = MODES[task.mode](task.ratio)
+    composition = asynchronous(task.ratio)[task.mode]()
     course = Course(engine.size - 1, 1000, ENDLESS)
     server = Server(
         sgd, model.named_parameters(), model.buffers(), composition, course, '', counts, PATIENCE
@@ -110,10 +108,10 @@ def serve(task: Task, engine: dgc.Engine) -> None:
     service = Service(server, Address(task.address, task.port), None, PATIENCE)
     threading.Thread(target=service.run, daemon=True).start()
     engine.barrier()
-    wait_at(Path(task.gate), engine)
+    wait_at(task.gate, engine)
     begin = time.monotonic()
     time.sleep(task.seconds)
-    updates = [update for when, update in list(counts.came) if when > begin]
+    updates = [update for when, update in list(counts.arrived) if when > begin]
     workers = [sum(update.place == place for update in updates) for place in range(course.places)]
     write_json(
         Path(task.answer),
@@ -128,25 +126,25 @@ def serve(task: Task, engine: dgc.Engine) -> None:
 
 
 def push(task: Task, engine: dgc.Engine) -> None:
-    """An asynchronous worker."""
+    """Train as an asynchronous worker, until the process ends."""
     engine.barrier()
     model = make_model(WORKLOADS[task.model])
     sgd = torch.optim.SGD(model.parameters(), LR, MOMENTUM)
     link = SocketLink(Address(task.address, task.port), patience=PATIENCE)
     optimizer = WorkerOptimizer(
-        sgd, model.named_parameters(), model.buffers(), MODES[task.mode](task.ratio), link
+        sgd, model.named_parameters(), model.buffers(), asynchronous(task.ratio)[task.mode](), link
     )
     training = steps(model, optimizer, batches(task, engine.rank))
     for _ in range(WARMUP):
         next(training)
-    wait_at(Path(task.gate), engine)
+    wait_at(task.gate, engine)
     end_after(task.seconds)
     for _ in training:
         pass
 
 
 def reduce(task: Task, engine: dgc.Engine) -> None:
-    """A worker of synchronous DGC."""
+    """Train as a worker of synchronous DGC; rank 0 writes the answer after every step."""
     model = make_model(WORKLOADS[task.model])
     optimizer = dgc.DistributedOptimizer(
         dgc.DGCSGD(model.parameters(), LR, MOMENTUM),
@@ -157,13 +155,13 @@ def reduce(task: Task, engine: dgc.Engine) -> None:
     training = steps(model, optimizer, batches(task, engine.rank))
     for _ in range(WARMUP):
         next(training)
-    wait_at(Path(task.gate), engine)
+    wait_at(task.gate, engine)
     end_after(task.seconds + PATIENCE / 10)
     before, begin, done = engine.traffic.sent, time.monotonic(), 0
     while time.monotonic() - begin < task.seconds:
         next(training)
         done += 1
-        if engine.rank == 0:  # all make the same steps, and stop with rank 0, which is soon gone
+        if engine.rank == 0:  # all ranks make the same steps, and end when rank 0 has ended
             answer = {
                 'updates': [done] * engine.size,
                 'seconds': time.monotonic() - begin,
@@ -175,24 +173,24 @@ def reduce(task: Task, engine: dgc.Engine) -> None:
 
 
 def end_after(seconds: float) -> None:
-    """End this process with 0 then, also in the middle of a message."""
+    """End this process with status 0 after some seconds, even while it sends a message."""
     timer = threading.Timer(seconds, lambda: os._exit(0))
     timer.daemon = True
     timer.start()
 
 
 def main(path: str) -> None:
-    """Carry out the task at ``path``."""
+    """Carry out the task in the file at ``path``."""
     keep_freed_memory()
     task, engine = Task.read(Path(path)), dgc.create()
     torch.set_num_threads(1)
-    if task.mode not in MODES:
+    if task.mode not in ASYNCHRONOUS_NAMES:
         reduce(task, engine)
     elif engine.rank == 0:
         serve(task, engine)
     else:
         push(task, engine)
-    os._exit(0)  # others may be in the middle of what will not end
+    os._exit(0)  # threads may still wait for messages that no process will send
 
 
 if __name__ == '__main__':

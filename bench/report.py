@@ -1,13 +1,15 @@
-"""From what workers measured to rows of a table, as JSON and for people."""
+"""From the workers' samples to rows of a table, as JSON and for people."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bench.rows import COMPRESSED, COMPUTE, DENSE, ROWS, Row
+from bench.rows import COMPRESSED, ROWS, Row
+from tools.harness.algorithms import COMPUTE, DENSE
+from tools.harness.tables import megabytes, number
 
 Result = dict[str, Any]  # a row of the JSON file
 
@@ -18,17 +20,20 @@ COLUMNS = (
     'compute', 'compress', 'commun.', 'wait',
 )  # fmt: skip
 LEGEND = """\
-ms: median a step; cpu: processor time of a worker in it; × compute: ms over that of compute;
-× ddp: ms of ddp over it, so more is faster. MB sent: by a node in a step, as the kernel counts;
-codec: gradients by our own count; rest: what is between them, headers and control messages.
-compute to wait: ms a step; compress and communicate go on beside compute, and wait is standing
-still for them."""
+ms: median per step; cpu: processor time of a worker per step; × compute: ms over that of compute;
+× ddp: ms of ddp over that of the row, so a larger number is faster. MB sent: by a node per step, as
+the kernel counts; codec: gradients, by our own count; rest: the difference, which is headers and
+control messages. compute to wait: ms per step; compress and communicate overlap with compute, wait
+is the time in which the worker only waits for them."""
 
 
 def result(row: Row, about: dict[str, Any], outcome: dict[str, Any]) -> Result:
-    """A row of the JSON file, but for the ratios to other rows.
+    """A row of the JSON file, without the ratios to other rows.
 
-    about: goes in as it is. outcome: {'error': why it has none} or {'steps', 'samples'}.
+    Args:
+        row: that was measured.
+        about: further keys, which are copied.
+        outcome: {'error': reason} or {'steps', 'samples', 'plan'}.
     """
     common = {'name': row.name, 'row': row.base, 'engine': row.engine, 'kind': row.kind, **about}
     if outcome.get('error') or not outcome.get('samples'):
@@ -55,36 +60,31 @@ def result(row: Row, about: dict[str, Any], outcome: dict[str, Any]) -> Result:
     }
 
 
-def median(values: Any) -> float | None:
-    """Of numbers; None where they are NaN."""
+def median(values: Iterable[float]) -> float | None:
+    """The median; None if it is NaN."""
     middle = statistics.median(values)
     return None if math.isnan(middle) else middle
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Least, quartiles and greatest."""
+    """Minimum, quartiles and maximum."""
     low, middle, high = (
         statistics.quantiles(values, n=4, method='inclusive') if len(values) > 1 else 3 * [*values]
     )
     return {'min': min(values), 'q1': low, 'median': middle, 'q3': high, 'max': max(values)}
 
 
-def megabytes(count: float | None) -> float | None:
-    """Of 10⁶ bytes."""
-    return None if count is None else count / 1e6
-
-
 def in_order(results: Sequence[Result]) -> list[Result]:
-    """As the table of rows has them."""
+    """Sort results by the order of ROWS."""
     places = {row.name: place for place, row in enumerate(ROWS)}
     return sorted(results, key=lambda each: places[each['name']])
 
 
 def compare(results: Sequence[Result]) -> list[Result]:
-    """The same rows with their ratios, each to rows at its own rate; None where there are none.
+    """Add each row's ratios to other rows at the same rate; None if there is no such row.
 
-    vs_compute: time over that of compute in the same kind of processes.
-    speedup_vs_ddp: time of ddp over the row's own.
+    vs_compute: its time over that of compute in the same engine's processes.
+    speedup_vs_ddp: the time of ddp over its own.
     """
     times = {
         (each['rate'], each['engine'], each['row']): each['median_ms']
@@ -93,35 +93,35 @@ def compare(results: Sequence[Result]) -> list[Result]:
     }
     compared = []
     for each in results:
-        ours = each.get('median_ms')
-        if ours is not None:
+        own = each.get('median_ms')
+        if own is not None:
             compute = times.get((each['rate'], each['engine'], COMPUTE))
             ddp = times.get((each['rate'], 'torch', REFERENCE))
             each = {
                 **each,
-                'vs_compute': ours / compute if compute else None,
-                'speedup_vs_ddp': ddp / ours if ddp else None,
+                'vs_compute': own / compute if compute else None,
+                'speedup_vs_ddp': ddp / own if ddp else None,
             }
         compared.append(each)
     return compared
 
 
 def table(results: Sequence[Result]) -> str:
-    """The rows of one rate, aligned; columns in which nobody has anything are left out."""
+    """The aligned rows of one rate. Columns without any value are left out."""
     lines = [COLUMNS, *map(cells, results)]
     columns = [column for column in zip(*lines, strict=True) if any(column[1:])]
     widths = [max(map(len, column)) for column in columns]
     text = []
     for line, each in zip(zip(*columns, strict=True), [{}, *results], strict=True):
         name, *numbers = map(str.rjust, line, widths)
-        if 'error' in each:
+        if 'error' in each:  # instead of the numbers, as long as it may be
             numbers = [f'failed: {each["error"]}']
         text.append('  '.join([name.lstrip().ljust(widths[0]), *numbers]).rstrip())
     return '\n'.join(text)
 
 
 def cells(each: Result) -> tuple[str, ...]:
-    """A line of the table; empty after the name where the row failed."""
+    """The cells of a row, in the order of COLUMNS; a failed row has only its name."""
     if 'error' in each:
         return each['name'], *[''] * (len(COLUMNS) - 1)
     limits, phases = each['spread'], each['phases'] or {}
@@ -139,26 +139,19 @@ def cells(each: Result) -> tuple[str, ...]:
     )
 
 
-def number(value: float | None, digits: int = 1) -> str:
-    """Rounded; '' for None. Large ones need no digits behind the point."""
-    if value is None:
-        return ''
-    return f'{value:,.0f}' if abs(value) >= 1000 else f'{value:,.{digits}f}'
-
-
 def title(results: Sequence[Result]) -> str:
-    """What stands above a table."""
-    first = max(results, key=len)  # one that failed does not know as much
+    """The line above a table: what was trained, and where."""
+    first = max(results, key=len)  # a failed row has fewer keys
     size = f', {first["parameters"] / 1e6:.2f} M parameters' if 'parameters' in first else ''
-    dgc = f', {first["dgc"]}' if 'dgc' in first else ''
+    package = f', {first["dgc"]}' if 'dgc' in first else ''
     return (
-        f'{first["model"]}{size}, batch {first["batch"]} a node, {first["nodes"]} nodes, links '
-        f'{first["rate"]}{dgc}'
+        f'{first["model"]}{size}, batch {first["batch"]} per node, {first["nodes"]} nodes, links '
+        f'{first["rate"]}{package}'
     )
 
 
 def closing(results: Sequence[Result]) -> str:
-    """Which row was fastest at each rate, and where sending everything was."""
+    """Which row was the fastest at each rate, and at which rates a dense one was."""
     lines, dense_wins, rates = [], [], list(dict.fromkeys(each['rate'] for each in results))
     for rate in rates:
         raced = [each for each in results if each['rate'] == rate and each['kind'] != COMPUTE]
@@ -166,15 +159,16 @@ def closing(results: Sequence[Result]) -> str:
         if not finished:
             continue
         first = finished[0]
-        lines.append(f'fastest at {rate}: {first["name"]}, {number(first["median_ms"])} ms a step')
+        lines.append(
+            f'fastest at {rate}: {first["name"]}, {number(first["median_ms"])} ms per step'
+        )
         if first['kind'] == DENSE:
             rival = next((r for r in finished if r['kind'] == COMPRESSED), None)
             behind = (
                 rival and f'{rival["name"]} takes {rival["median_ms"] / first["median_ms"]:.2f}'
             )
             dense_wins.append(f'{rate}' + (f' ({behind} times as long)' if behind else ''))
-    if lines:
-        lines.append(
-            'dense wins at ' + ', '.join(dense_wins) if dense_wins else 'dense wins nowhere'
-        )
-    return '\n'.join(lines) if lines else 'no row was measured'
+    if not lines:
+        return 'no row was measured'
+    dense = f'dense wins at {", ".join(dense_wins)}' if dense_wins else 'dense wins nowhere'
+    return '\n'.join([*lines, dense])

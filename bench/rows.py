@@ -1,7 +1,7 @@
 """The rows of the tables: ways to train a network on several workers, ours and others'.
 
-A new composition is one line of COMPOSITIONS. torch, dgc and Horovod are imported where a row is
-made, in a worker: the command that starts the workers needs none of them.
+torch, dgc and Horovod are imported where a row is made, in a worker: the command that starts the
+workers needs none of them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,18 @@ from __future__ import annotations
 import difflib
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from tools.harness.algorithms import (
+    COMPOSITION_NAMES,
+    COMPUTE,
+    DENSE,
+    SENDS_ALL,
+    USES_TIMINGS,
+    compositions,
+)
+from tools.harness.launch import LAUNCHERS
+from tools.harness.workloads import SGD_SETTINGS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -19,14 +30,11 @@ if TYPE_CHECKING:
     from dgc import Composition, DistributedOptimizer, Engine
     from dgc.profile import Profile
 
-LAUNCHERS = {'torch': 'torchrun', 'horovod': 'horovodrun'}  # engine → what starts its workers
-COMPUTE, DENSE, COMPRESSED = 'compute', 'dense', 'compressed'
-SETTINGS: dict[str, Any] = {'lr': 0.01, 'momentum': 0.9, 'weight_decay': 1e-4}
-RATIO = 0.001
+COMPRESSED = 'compressed'
 
 
 class Trained(NamedTuple):
-    """A network with what trains it.
+    """A network with its optimizer.
 
     network: to be called; optimizer: its ``zero_grad()`` and ``step()`` are part of a step.
     ours: the optimizer whose ``reducer.progress`` counts phases and bytes; None for others' rows.
@@ -37,20 +45,20 @@ class Trained(NamedTuple):
     ours: DistributedOptimizer | None = None
 
 
-Measure = Callable[[], 'Profile'] | None  # of a step of the network, for those that plan by it
+Measure = Callable[[], 'Profile'] | None  # profiles a step of the network, for timed planners
 Make = Callable[['nn.Module', 'Engine', Measure], Trained]
 
 
 class Row(NamedTuple):
     """A way to train.
 
-    base: its name without the engine, in which the same row under another engine is alike.
-    engine: 'torch' or 'horovod': whose processes it runs in.
-    kind: 'compute' without the others, 'dense' where every element is sent, or 'compressed'.
-    make: from a network of its own, the engine of the process, and what times the network.
-    alone: in processes of its own, since it may take them down.
-    warmup: steps before any that counts.
-    late: made on the links that it will be measured on, since it plans by them.
+    base: its name without the engine.
+    engine: 'torch' or 'horovod': the processes that it runs in.
+    kind: 'compute' without exchange, 'dense' if every element is sent, or 'compressed'.
+    make: from a new network, the engine of the process, and what profiles the network.
+    alone: runs in processes of its own, since it may end them.
+    warmup: steps before the first that counts.
+    late: made on the links that it is measured on, since its planner measures them.
     """
 
     base: str
@@ -63,25 +71,31 @@ class Row(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The base, and the engine where others have the same."""
+        """The base, with the engine in brackets if other engines have the same row."""
         return self.base if self.base in ONE_ENGINE else f'{self.base} ({self.engine})'
 
 
 def sgd(model: nn.Module) -> Optimizer:
-    """Momentum SGD of torch's own."""
+    """PyTorch's momentum SGD."""
     import torch
 
-    return torch.optim.SGD(model.parameters(), **SETTINGS)
+    return torch.optim.SGD(model.parameters(), **SGD_SETTINGS)
 
 
 def compute(model: nn.Module, _: Engine, __: Measure) -> Trained:
-    """Forward, backward and optimizer, without the others."""
+    """Forward pass, backward pass and optimizer, without exchange."""
     return Trained(model, sgd(model))
 
 
 def distributed(model: nn.Module, bucket_mib: float | None = None) -> DistributedDataParallel:
-    """Without what DDP does beyond the exchange of gradients: they are views of its buckets, and
-    BatchNorm's buffers are not broadcast. ``bucket_mib`` MiB a bucket, None for DDP's default."""
+    """DDP without what it does beyond the exchange of gradients.
+
+    Gradients are views of its buckets, and BatchNorm's buffers are not broadcast.
+
+    Args:
+        model: to wrap.
+        bucket_mib: size of a bucket in MiB; None for DDP's default.
+    """
     from torch.nn.parallel import DistributedDataParallel
 
     with warnings.catch_warnings():
@@ -111,8 +125,8 @@ def ddp_fp16(model: nn.Module, _: Engine, __: Measure) -> Trained:
 def powersgd(model: nn.Module, _: Engine, __: Measure) -> Trained:
     """DistributedDataParallel with PyTorch's PowerSGD, rank 4; its first two steps are dense.
 
-    All gradients are one bucket: for each, a thread of gloo's waits for what another one of its two
-    has to carry, so that more buckets stand still.
+    All gradients are one bucket. With more, each would block one of gloo's two threads until the
+    other one has carried its messages, and all would stand still.
     """
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
@@ -128,7 +142,7 @@ def horovod(fp16: bool) -> Make:
     def make(model: nn.Module, _: Engine, __: Measure) -> Trained:
         import horovod.torch as hvd
 
-        # Horovod remembers a tensor by its name, so the two types must not share one.
+        # Horovod identifies a tensor by its name, so the two types must not share one.
         named = [(f'fp16 {fp16} {name}', p) for name, p in model.named_parameters()]
         compression = hvd.Compression.fp16 if fp16 else hvd.Compression.none
         return Trained(model, hvd.DistributedOptimizer(sgd(model), named, compression))
@@ -136,53 +150,22 @@ def horovod(fp16: bool) -> Make:
     return make
 
 
-def composition(choose: Callable[[Any], Composition]) -> Make:
-    """One of ours, on the engine of the process. The memory holds the momentum if it can."""
+def composition(make_composition: Callable[[], Composition]) -> Make:
+    """A composition on the engine of the process. The memory holds the momentum if it can."""
 
     def make(model: nn.Module, engine: Engine, profile: Measure) -> Trained:
         import dgc
 
-        chosen = choose(dgc)
+        made = make_composition()
         optimizer = sgd(model)
-        if chosen.memory.holds_momentum:
-            optimizer = dgc.DGCSGD(model.parameters(), **SETTINGS)
+        if made.memory.holds_momentum:
+            optimizer = dgc.DGCSGD(model.parameters(), **SGD_SETTINGS)
         named = model.named_parameters()
-        ours = dgc.DistributedOptimizer(optimizer, named, chosen, engine, profile=profile)
+        ours = dgc.DistributedOptimizer(optimizer, named, made, engine, profile=profile)
         return Trained(model, ours, ours)
 
     return make
 
-
-def packed(dgc: Any, ratio: float = RATIO, **parts: Any) -> Composition:
-    """Deep Gradient Compression in the fewest bytes, with other parts in place of its own."""
-    return dgc.deep_gradient_compression(ratio, values='int8', indices='packed', **parts)
-
-
-# From the package dgc, so that a row may use what another version of it lacks.
-COMPOSITIONS: dict[str, Callable[[Any], Composition]] = {
-    'dense': lambda dgc: dgc.dense(),
-    'dgc': lambda dgc: dgc.deep_gradient_compression(RATIO),
-    'dgc fp16 int32': lambda dgc: dgc.deep_gradient_compression(
-        RATIO, fp16_values=True, int32_indices=True
-    ),
-    'dgc packed': lambda dgc: dgc.deep_gradient_compression(RATIO, indices='packed'),
-    'dgc packed int8': lambda dgc: packed(dgc),
-    'dgc per tensor': lambda dgc: packed(dgc, planner=dgc.planner.PerTensor()),
-    'dgc whole': lambda dgc: packed(dgc, planner=dgc.planner.Whole()),
-    'dgc merged': lambda dgc: packed(dgc, planner=dgc.planner.Merged()),
-    'dgc adaptive': lambda dgc: packed(dgc, planner=dgc.planner.Adaptive()),
-    'mgwfbp': lambda dgc: dgc.dense(planner=dgc.planner.Merged()),
-    'gtopk': lambda dgc: packed(dgc, exchange=dgc.exchanges.GTopK()),
-    'gtopk doubling': lambda dgc: packed(dgc, exchange=dgc.exchanges.GTopKDoubling()),
-    'spardl': lambda dgc: packed(
-        dgc, exchange=dgc.exchanges.SparDL(compressor=dgc.compressors.SampledTopK())
-    ),
-    'oktopk': lambda dgc: packed(dgc, exchange=dgc.exchanges.OkTopK()),
-    'chunk': lambda dgc: packed(dgc, exchange=dgc.exchanges.ChunkAllReduce(1024)),
-}
-
-DENSE_ONES = {'dense', 'mgwfbp'}
-LATE = {'dgc merged', 'dgc adaptive', 'mgwfbp'}
 
 OTHERS = [
     Row('ddp', 'torch', DENSE, ddp),
@@ -193,31 +176,36 @@ OTHERS = [
 ]
 ONE_ENGINE = {row.base for row in OTHERS}
 
-ROWS: list[Row] = [
-    row
-    for engine in LAUNCHERS
-    for row in [
-        Row('compute', engine, COMPUTE, compute),
-        *(row for row in OTHERS if row.engine == engine),
-        *(
-            Row(
-                base,
-                engine,
-                DENSE if base in DENSE_ONES else COMPRESSED,
-                composition(choose),
-                late=base in LATE,
-            )
-            for base, choose in COMPOSITIONS.items()
-        ),
+
+def rows_of(engine: str) -> list[Row]:
+    """All rows that run in the processes of an engine, in the order of the tables."""
+    made = compositions()
+    ours = [
+        Row(
+            name,
+            engine,
+            DENSE if name in SENDS_ALL else COMPRESSED,
+            composition(made[name]),
+            late=name in USES_TIMINGS,
+        )
+        for name in COMPOSITION_NAMES
     ]
-]
+    others = [row for row in OTHERS if row.engine == engine]
+    return [Row(COMPUTE, engine, COMPUTE, compute), *others, *ours]
+
+
+ROWS: list[Row] = [row for engine in LAUNCHERS for row in rows_of(engine)]
 
 
 def select(only: Sequence[str] = (), engines: Sequence[str] = tuple(LAUNCHERS)) -> list[Row]:
-    """The rows of these engines, in the table's order: all, or those that ``only`` names.
+    """Choose rows of some engines, in the order of the tables.
 
-    A name without an engine stands for the row under each. Raises ValueError for one that there
-    is not, or not under these engines.
+    Args:
+        only: names of rows; a name without an engine selects the row of each. Empty for all rows.
+        engines: of the rows to choose from.
+
+    Raises:
+        ValueError: one of the names is not that of a row of these engines.
     """
     possible = [row for row in ROWS if row.engine in engines]
     names = {name for row in possible for name in (row.base, row.name)}
@@ -230,6 +218,6 @@ def select(only: Sequence[str] = (), engines: Sequence[str] = tuple(LAUNCHERS)) 
 
 
 def by_name(names: Sequence[str]) -> list[Row]:
-    """The rows of these full names."""
+    """The rows with these full names."""
     rows = {row.name: row for row in ROWS}
     return [rows[name] for name in names]

@@ -1,24 +1,23 @@
-"""What the workers of one launch are asked to measure, and the file that they answer with."""
+"""What the workers of a benchmark are to measure."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 
 @dataclass(frozen=True)
 class Spec:
-    """One launch.
+    """One launch of a set of workers.
 
-    model: of the workloads; batch: samples a worker.
-    rows: full names, of one engine.
-    rounds, steps: at most so many steps a row, ``steps`` in each round.
-    seconds: that a row may take, within which it makes fewer steps, but at least two.
-    answer: the file for what was measured.
-    interface: whose sent bytes are counted, of each worker's own network; '' for none.
-    gate: folder of the gate that workers wait at before they measure; '' for none.
+    model: of WORKLOADS; batch: samples per worker and step.
+    rows: full names of the rows to measure, all of one engine.
+    rounds, steps: a row makes at most ``steps`` steps in each of at most ``rounds`` rounds.
+    seconds: time limit per row, for which it makes fewer steps, but at least two.
+    interface: of each worker's own network, whose sent bytes are counted; '' for none. With one,
+        the workers wait at a gate before they measure, until their links have their rate.
+    answer: path of the file for the results.
     """
 
     model: str
@@ -27,22 +26,10 @@ class Spec:
     rounds: int
     steps: int
     seconds: float
-    answer: str
     interface: str = ''
-    gate: str = ''
-
-    def write(self, path: Path) -> None:
-        """As JSON."""
-        write_json(path, asdict(self))
+    answer: str = ''
 
     @classmethod
     def read(cls, path: Path) -> Spec:
-        """What :meth:`write` wrote."""
+        """Read the specification that ``tools.harness.spec.run_with_spec`` wrote."""
         return cls(**json.loads(path.read_text()))
-
-
-def write_json(path: Path, content: Any) -> None:
-    """All of it or nothing, however the process ends."""
-    scratch = path.with_name(f'{path.name}.new')
-    scratch.write_text(json.dumps(content, indent=1) + '\n')
-    scratch.replace(path)

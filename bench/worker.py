@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Callable
@@ -12,26 +11,29 @@ from pathlib import Path
 import torch
 
 import dgc
-from bench.gate import wait_at
 from bench.measure import Contender, Track, plan
 from bench.rows import by_name
-from bench.spec import Spec, write_json
-from bench.workloads import WORKLOADS, make_batches, make_model
+from bench.spec import Spec
+from tools.harness.gate import wait_at
+from tools.harness.machine import free_memory
+from tools.harness.spec import write_json
+from tools.harness.workloads import WORKLOADS, make_batches, make_model
 from utils.allocator import keep_freed_memory
 
-COPIES = 5  # of a network's parameters that a row holds: weights, gradients, and up to three more
-LONG = 8  # steps that fill a row's time: longer ones are not probed twice
+COPIES = 5  # of a network's parameters per row: weights, gradients, and up to three more
+LONG = 8  # a step that takes more than 1/LONG of a row's time is probed only once
 
 
 class Answer:
-    """What rank 0 writes for whoever started the workers.
+    """The answer file, which rank 0 writes.
 
-    Again and again, with the row that is begun, so that they know it when the workers break down.
+    It is written again whenever a row is begun, with the name of that row, so that the program that
+    started the workers knows it if they break down.
     """
 
     def __init__(self, path: Path, engine: dgc.Engine, contenders: list[Contender]) -> None:
         self._path = path
-        self._speaks = engine.rank == 0
+        self._is_writer = engine.rank == 0
         self._contenders = contenders
         self.about = {
             'engine': engine.name,
@@ -42,8 +44,8 @@ class Answer:
         }
 
     def write(self, now: str = '') -> None:
-        """now: the row that is begun; '' at the end."""
-        if self._speaks:
+        """Write all results so far. now: the row that is begun; '' at the end."""
+        if self._is_writer:
             rows = {
                 each.row.name: {
                     'error': each.error,
@@ -55,14 +57,14 @@ class Answer:
             }
             write_json(self._path, {**self.about, 'now': now, 'rows': rows})
 
-    def say(self, text: str) -> None:
-        """A line on stderr."""
-        if self._speaks:
+    def log(self, text: str) -> None:
+        """Print a line on stderr, on rank 0."""
+        if self._is_writer:
             print(f'{time.strftime("%H:%M:%S")}   {text}', file=sys.stderr, flush=True)
 
 
 class Benchmark:
-    """The rows of one launch."""
+    """The rows of one launch, on one worker."""
 
     def __init__(self, spec: Spec, engine: dgc.Engine) -> None:
         self.spec = spec
@@ -74,61 +76,67 @@ class Benchmark:
         self.track = Track(engine, batches, spec.interface)
 
     def run(self) -> None:
-        """Make all, then measure them round after round."""
+        """Make all rows, then measure them in turn, round after round."""
         self.check_memory()
         for each in self.contenders:
             if not each.row.late:
                 self.take_turn(each, self.make)
-        if self.spec.gate:
-            wait_at(Path(self.spec.gate), self.engine)
+        if self.spec.interface:
+            wait_at(Path(self.spec.answer).parent, self.engine)
         for each in self.contenders:
             if each.row.late:
                 self.take_turn(each, self.make)
         for each in self.contenders:
             self.take_turn(each, self.probe)
         for number in range(max(each.plan.rounds for each in self.contenders)):
-            self.answer.say(f'round {number + 1}')
+            self.answer.log(f'round {number + 1}')
             for each in self.contenders:
                 if number < each.plan.rounds:
                     self.take_turn(each, self.measure)
         self.answer.write()
 
     def take_turn(self, contender: Contender, job: Callable[[Contender], None]) -> None:
-        """``job(contender)``, unless it has failed before, or fails now."""
+        """Call ``job(contender)``, unless the contender has failed; note if it fails now."""
         if not contender.error:
             self.answer.write(now=contender.row.name)
             self.track.attempt(contender, partial(job, contender))
             if contender.error:
-                self.answer.say(f'{contender.row.name} failed: {contender.error}')
+                self.answer.log(f'{contender.row.name} failed: {contender.error}')
 
     def make(self, contender: Contender) -> None:
-        """Its network and optimizer; some steps, to allocate, connect and adapt."""
+        """Build a row's network and optimizer; make steps that allocate, connect and adapt."""
         row, model = contender.row, make_model(self.workload)
         contender.trained = row.make(model, self.engine, partial(self.track.profile, model))
         self.track.run(contender.trained, row.warmup)
 
     def probe(self, contender: Contender) -> None:
-        """One step, which decides how many are made, and another where it was no large part of the
-        time: the first may have come late. All ranks gather the same times, so they agree."""
+        """Time one step, or the faster of two short ones, and plan how many steps to make.
+
+        The first of the two may have been delayed. All ranks gather the same times, so all of them
+        make the same plan.
+        """
         spec = self.spec
         milliseconds = self.track.run(contender.trained, 1).ms
         if milliseconds < 1e3 * spec.seconds / LONG:
             milliseconds = min(milliseconds, self.track.run(contender.trained, 1).ms)
         contender.plan = plan(milliseconds / 1e3, spec.seconds, spec.rounds, spec.steps)
         rounds, steps = contender.plan
-        self.answer.say(f'{contender.row.name}: {milliseconds:,.0f} ms, now {rounds} × {steps}')
+        self.answer.log(f'{contender.row.name}: {milliseconds:,.0f} ms, now {rounds} × {steps}')
 
     def measure(self, contender: Contender) -> None:
-        """Its steps of one round."""
+        """Make the steps of one round."""
         contender.samples.append(self.track.run(contender.trained, contender.plan.steps))
 
     def check_memory(self) -> None:
-        """End all workers where their rows would not fit, rather than let the kernel choose one."""
+        """End all workers if the rows do not fit into the free memory of this machine.
+
+        Otherwise the kernel would choose a process to end.
+        """
         parameters = sum(p.numel() for p in make_model(self.workload).parameters())
         self.answer.about['parameters'] = parameters
         needed = self.engine.size * len(self.contenders) * COPIES * 4 * parameters
         free = free_memory()
-        self.engine.barrier()  # nobody takes any before all have looked
+        self.engine.barrier()  # no rank allocates before all have looked
         if needed > free:
             raise SystemExit(
                 f'bench: {len(self.contenders)} rows at once take {needed / 1e9:.1f} GB on '
@@ -136,18 +144,8 @@ class Benchmark:
             )
 
 
-def free_memory() -> float:
-    """Bytes that this machine, on which all workers are, has left; infinite where it cannot say."""
-    table = Path('/proc/meminfo')
-    for line in table.read_text().splitlines() if table.exists() else ():
-        name, _, value = line.partition(':')
-        if name == 'MemAvailable':
-            return 1024 * float(value.split()[0])
-    return math.inf
-
-
 def main(path: str) -> None:
-    """Measure what the spec at ``path`` asks for."""
+    """Measure what the specification at ``path`` asks for."""
     keep_freed_memory()
     engine = dgc.create()
     Benchmark(Spec.read(Path(path)), engine).run()

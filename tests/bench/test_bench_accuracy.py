@@ -1,13 +1,13 @@
-"""Seconds to an accuracy: what is asked for, the schedule, and the table."""
+"""Seconds to an accuracy: the command line, the schedule, and the table."""
 
 from __future__ import annotations
 
 import pytest
 
 import dgc
-from bench.accuracy import parse, reached, table
-from bench.accuracy_worker import LR, ROWS, rate_at
-from bench.workloads import WORKLOADS, make_model
+from bench.accuracy import parse, seconds_to, table
+from bench.accuracy_worker import LR, ROWS, maker, rate_at
+from tools.harness.workloads import WORKLOADS, make_model
 
 EPOCHS = [
     {'seconds': 10.0, 'accuracy': 30.0},
@@ -17,12 +17,12 @@ EPOCHS = [
 
 
 @pytest.mark.parametrize(('target', 'expected'), [(25, 10.0), (45, 20.0), (47, 20.0), (50, None)])
-def test_the_first_epoch_that_ends_there_counts(target, expected):
-    assert reached({'epochs': EPOCHS}, target) == expected
+def test_the_first_epoch_at_the_target_counts(target, expected):
+    assert seconds_to(target, EPOCHS) == expected
 
 
-def test_nothing_was_trained():
-    assert reached({'epochs': []}, 10) is None
+def test_without_epochs_there_is_no_time():
+    assert seconds_to(10, []) is None
 
 
 def test_the_rate_warms_up_for_an_epoch_and_ends_at_zero():
@@ -34,7 +34,7 @@ def test_the_rate_warms_up_for_an_epoch_and_ends_at_zero():
     assert rates[-1] == pytest.approx(0.0)
 
 
-def test_a_table_says_never_and_why_a_row_failed():
+def test_the_table_has_never_and_why_a_row_failed():
     about = {'rate': '100mbit', 'nodes': 4, 'target': 45.0, 'megabytes': 12.5, 'epochs': EPOCHS}
     rows = [
         {'name': 'ddp', 'seconds': 20.0, **about},
@@ -42,32 +42,32 @@ def test_a_table_says_never_and_why_a_row_failed():
         {'name': 'gtopk', 'error': 'the workers did not end in time'},
     ]
     title, ddp, never, failed = table(rows).splitlines()
-    assert title.startswith('to 45 % at 100mbit, 4 nodes')
+    assert title.startswith('seconds to 45 % at 100mbit, 4 nodes')
     assert ddp.split()[:4] == ['ddp', '20', 's', '12.50'] and ddp.endswith('30/44.0')
     assert never.split()[1] == 'never'
     assert 'failed: the workers did not end in time' in failed
 
 
 @pytest.mark.parametrize(
-    ('words', 'told'),
+    ('words', 'message'),
     [
         (['--only', 'dcg'], "no row 'dcg'"),
         (['--root', '/nowhere'], 'does not hold cifar-10-batches-py'),
         (['--rate', 'fast'], 'fast'),
     ],
 )
-def test_what_cannot_be_measured_is_refused(tmp_path, capsys, words, told):
+def test_invalid_input_is_refused(tmp_path, capsys, words, message):
     (tmp_path / 'cifar-10-batches-py').mkdir()
     with pytest.raises(SystemExit) as ended:
         parse(['--root', str(tmp_path), *words])
     assert ended.value.code == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('name', [name for name in ROWS if name != 'ddp'])
 def test_rows_warm_up_for_two_epochs(name):
     trained = dgc.simulate(
-        1, lambda engine: ROWS[name](5)(make_model(WORKLOADS['digits']), engine, None)
+        1, lambda engine: maker(name, 5)(make_model(WORKLOADS['digits']), engine, None)
     )[0]
     ratios = {
         bucket.schedule.at(step, 5)

@@ -1,4 +1,4 @@
-"""The commands: what they refuse, and short measurements with real workers."""
+"""The commands: invalid input, and short measurements with real workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.rows import COMPOSITIONS
+from tools.harness.algorithms import COMPOSITION_NAMES
 
 ROOT = Path(__file__).parents[2]
 SHORT = ('--model', 'digits', '--batch', '2', '--rounds', '2', '--steps', '1')
@@ -29,11 +29,11 @@ def run(module: str, *arguments: str, **more: str) -> subprocess.CompletedProces
 
 
 @pytest.mark.parametrize(
-    ('module', 'arguments', 'told'),
+    ('module', 'arguments', 'message'),
     [
         ('bench.cluster', ('--only', 'dcg'), "--only: there is no row 'dcg' under torch or"),
         ('bench.cluster', ('--rates', '10mbits'), "'10mbits' is not a rate"),
-        ('bench.cluster', ('--nodes', '1'), 'one node has nobody'),
+        ('bench.cluster', ('--nodes', '1'), 'a single node exchanges no gradients'),
         ('bench.cluster', ('--nodes', '251'), 'a cluster has 1 to 250 nodes'),
         ('bench.cluster', ('--json', 'nowhere/x.json'), '--json: there is no folder'),
         ('bench.step', ('--only', 'horovod'), "there is no row 'horovod' under torch"),
@@ -46,11 +46,11 @@ def run(module: str, *arguments: str, **more: str) -> subprocess.CompletedProces
         ('bench.chaos', ('--kill-workers', '-1'), '-1 is less than 0'),
     ],
 )
-def test_bad_input_is_refused_in_one_line(module, arguments, told):
+def test_bad_input_is_refused_in_one_line(module, arguments, message):
     done = run(module, *arguments)
     assert done.returncode == 2
     assert done.stdout == ''
-    assert done.stderr.count('\n') == 1 and told in done.stderr
+    assert done.stderr.count('\n') == 1 and message in done.stderr
     assert done.stderr.startswith(f'{module}: ')
 
 
@@ -89,7 +89,7 @@ def test_throughput_with_a_slow_worker(tmp_path):
 @pytest.mark.slow
 def test_step_measures_every_row_that_torchrun_can_start(tmp_path):
     file = tmp_path / 'rows.json'
-    names = ['compute', 'ddp', 'ddp fp16', *COMPOSITIONS]
+    names = ['compute', 'ddp', 'ddp fp16', *COMPOSITION_NAMES]
     done = run('bench.step', *SHORT, '--only', ','.join(names), '--json', str(file))
     assert done.returncode == 0, done.stderr
     rows = {row['row']: row for row in json.loads(file.read_text())}

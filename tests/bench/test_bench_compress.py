@@ -53,7 +53,7 @@ def test_fused_and_unfused_rows_choose_the_same():
 
 
 @pytest.mark.parametrize(
-    ('given', 'told'),
+    ('given', 'message'),
     [
         (['--only', 'dgc,top'], '--only top: the rows are dgc, '),
         (['--ratio', '0'], '--ratio 0.0: it must lie between 0 and 1'),
@@ -62,8 +62,8 @@ def test_fused_and_unfused_rows_choose_the_same():
         (['--threads', '0'], '--threads 0: it must be at least 1'),
     ],
 )
-def test_bad_input_ends_with_2_and_one_line(given, told, capsys):
+def test_bad_input_ends_with_2_and_one_line(given, message, capsys):
     with pytest.raises(SystemExit) as ended:
         compress.main(given)
     assert ended.value.code == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err

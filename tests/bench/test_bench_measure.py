@@ -1,4 +1,4 @@
-"""Measuring: how many steps, what is counted, and what a failing row does to the others."""
+"""Measuring: the number of steps, the counters, and rows that fail."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import dgc
 from bench.measure import Contender, Plan, Track, plan, sent_by_kernel
 from bench.rows import ROWS, compute
-from bench.workloads import WORKLOADS, make_batches, make_model
+from tools.harness.workloads import WORKLOADS, make_batches, make_model
 
 WORKLOAD = WORKLOADS['digits']
 
@@ -17,7 +17,7 @@ WORKLOAD = WORKLOADS['digits']
 @pytest.mark.parametrize(
     ('step_seconds', 'expected'),
     [
-        (0.1, Plan(5, 4)),  # all that were asked for
+        (0.1, Plan(5, 4)),  # as many as requested
         (2.9, Plan(5, 2)),  # ten fit
         (4.0, Plan(5, 1)),  # seven fit: one in each round
         (9.0, Plan(3, 1)),

@@ -1,4 +1,4 @@
-"""Rows beside each other, round by round."""
+"""Comparing rows round by round."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def row(name, times, rate='1gbit'):
     return {'name': name, 'rate': rate, 'samples_ms': times}
 
 
-def test_what_slows_both_is_no_difference():
+def test_load_on_both_rows_is_no_difference():
     assert compare([110.0, 220.0, 55.0], [100.0, 200.0, 50.0]) == pytest.approx((3, 0.1, 0.0))
 
 
@@ -38,7 +38,7 @@ def test_a_line_for_each_rate_and_other(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ('rows', 'told'),
+    ('rows', 'message'),
     [
         ([row('a', [1.0]), row('b', [1.0])], 'no pairs'),
         ([row('a', [1.0, 2.0]), row('b', [1.0])], 'no pairs'),
@@ -46,10 +46,10 @@ def test_a_line_for_each_rate_and_other(tmp_path, capsys):
         ({}, ''),
     ],
 )
-def test_what_cannot_be_compared_is_told(tmp_path, capsys, rows, told):
+def test_rows_that_cannot_be_compared_are_refused(tmp_path, capsys, rows, message):
     if rows == {}:
         (tmp_path / 'table.json').write_text('nothing')
     else:
         (tmp_path / 'table.json').write_text(json.dumps(rows))
     assert main([str(tmp_path / 'table.json'), 'a', 'b']) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err

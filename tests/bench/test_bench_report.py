@@ -1,4 +1,4 @@
-"""Rows of the JSON file, the table for people, and what is said at the end."""
+"""Rows of the JSON file, the table, and the closing lines."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_without_a_counter_or_a_sample():
     assert row('dgc (torch)')['error'] == 'not measured'
 
 
-def test_the_table_is_aligned_and_says_who_failed(results):
+def test_the_table_is_aligned_and_names_failed_rows(results):
     lines = report.table(results).splitlines()
     assert lines[0].split()[:3] == ['row', 'ms', 'min']
     assert len(lines) == 7
@@ -96,18 +96,18 @@ def test_the_table_is_aligned_and_says_who_failed(results):
     assert '20.0 to 30.0' in dgc
 
 
-def test_columns_that_nobody_fills_are_left_out():
+def test_columns_without_values_are_left_out():
     lines = report.table(report.compare([row('compute (torch)', 1500, 5, kernel=NAN)]))
     assert 'MB sent' not in lines and 'wait' not in lines and '× ddp' not in lines
     assert '5.0 to 1,500' in lines
 
 
-def test_the_end_says_who_was_fastest_and_whether_dense_won(results):
+def test_the_closing_lines_have_the_fastest_row_and_whether_dense_won(results):
     slow = [row('ddp', 9, rate='none'), row('dgc (torch)', 12, rate='none')]
     compute = [row('compute (torch)', 1, rate='none')]
     assert report.closing([*results, *slow, *compute]).splitlines() == [
-        'fastest at 1gbit: dgc (torch), 24.0 ms a step',
-        'fastest at none: ddp, 9.0 ms a step',
+        'fastest at 1gbit: dgc (torch), 24.0 ms per step',
+        'fastest at none: ddp, 9.0 ms per step',
         'dense wins at none (dgc (torch) takes 1.33 times as long)',
     ]
     assert report.closing(results).splitlines()[-1] == 'dense wins nowhere'
@@ -115,7 +115,7 @@ def test_the_end_says_who_was_fastest_and_whether_dense_won(results):
     assert report.closing([row('ddp', 3)]).splitlines()[-1] == 'dense wins at 1gbit'
 
 
-def test_the_title_knows_what_was_trained(results):
+def test_the_title_has_the_workload(results):
     assert report.title(results) == (
-        'vgg16, 14.72 M parameters, batch 8 a node, 4 nodes, links 1gbit'
+        'vgg16, 14.72 M parameters, batch 8 per node, 4 nodes, links 1gbit'
     )

@@ -1,4 +1,4 @@
-"""The table of rows: what there is, what --only chooses, which rows share processes."""
+"""The rows: their names, what --only selects, and which rows share processes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ import torch
 import dgc
 from bench.launch import launches
 from bench.measure import Contender, Track
-from bench.rows import COMPOSITIONS, DENSE_ONES, LAUNCHERS, ROWS, by_name, composition, select
-from bench.workloads import WORKLOADS, Batch, loss, make_batches, make_model
+from bench.rows import ROWS, by_name, composition, select
 from dgc.engines import LocalEngine
+from dgc.exchanges import AllReduce
 from dgc.planner import Plan, Timed
+from tools.harness.algorithms import COMPOSITION_NAMES, SENDS_ALL, USES_TIMINGS, compositions
+from tools.harness.launch import LAUNCHERS
+from tools.harness.workloads import WORKLOADS, Batch, loss, make_batches, make_model
 
 
 def names(rows) -> list[str]:
     return [row.name for row in rows]
 
 
-def test_names_are_unique_and_say_the_engine_where_both_have_it():
+def test_names_are_unique_and_have_the_engine_if_both_have_the_row():
     assert len(set(names(ROWS))) == len(ROWS)
     assert {'compute (torch)', 'compute (horovod)', 'ddp', 'horovod fp16'} < set(names(ROWS))
-    assert {f'{base} ({engine})' for base in COMPOSITIONS for engine in LAUNCHERS} < set(
+    assert {f'{base} ({engine})' for base in COMPOSITION_NAMES for engine in LAUNCHERS} < set(
         names(ROWS)
     )
     assert by_name(['ddp', 'dgc (torch)'])[1].base == 'dgc'
@@ -38,15 +41,15 @@ def test_only_takes_a_name_for_both_engines_or_for_one():
 
 
 @pytest.mark.parametrize(
-    ('name', 'engines', 'told'),
+    ('name', 'engines', 'message'),
     [
         ('dcg', ('torch', 'horovod'), "no row 'dcg' under torch or horovod: did you mean 'dgc'"),
         ('horovod fp16', ('torch',), 'no row .horovod fp16. under torch'),
         ('xxxxxxxx', ('torch',), 'there are chunk, chunk .torch., compute, '),
     ],
 )
-def test_a_name_that_there_is_not_is_refused_with_the_nearest(name, engines, told):
-    with pytest.raises(ValueError, match=told):
+def test_an_unknown_name_is_refused_with_the_nearest(name, engines, message):
+    with pytest.raises(ValueError, match=message):
         select(['compute', name], engines)
 
 
@@ -74,12 +77,14 @@ def test_workloads_fit_their_data(name):
 
 def test_rows_that_plan_by_times_are_made_on_the_links_they_are_measured_on():
     late = {row.base for row in ROWS if row.late}
-    assert late == {
-        base for base, choose in COMPOSITIONS.items() if isinstance(choose(dgc).planner, Timed)
-    }
+    made = {name: make() for name, make in compositions().items()}
+    assert (
+        late == USES_TIMINGS == {n for n, each in made.items() if isinstance(each.planner, Timed)}
+    )
+    assert {n for n, each in made.items() if isinstance(each.exchange, AllReduce)} == SENDS_ALL
 
 
-def test_a_row_says_how_it_divides_the_network():
+def test_a_row_has_the_plan_of_its_buckets():
     contender = Contender(by_name(['dgc per tensor (torch)'])[0])
     assert contender.buckets is None
     model = make_model(WORKLOADS['digits'])
@@ -97,20 +102,20 @@ def test_ranks_have_the_same_weights_and_data_of_their_own():
     assert not torch.equal(first.inputs, other.inputs)
 
 
-@pytest.mark.parametrize('name', COMPOSITIONS)
+@pytest.mark.parametrize('name', COMPOSITION_NAMES)
 def test_compositions_train_and_count_their_bytes(name):
     workload = WORKLOADS['digits']
 
     def work(engine: dgc.Engine):
         track = Track(engine, make_batches(workload, 4, engine.rank))
         model = make_model(workload)
-        trained = composition(COMPOSITIONS[name])(model, engine, partial(track.profile, model))
+        trained = composition(compositions()[name])(model, engine, partial(track.profile, model))
         return track.run(trained, 2), [p.detach() for p in trained.network.parameters()]
 
     (sample, first), (_, other) = dgc.simulate(2, work)
     assert all(map(torch.equal, first, other))
     assert sample.ms > 0 and sample.cpu > 0 and sample.wait >= 0
     dense = 4 * sum(p.numel() for p in first)  # a ring of two sends each element twice, half of it
-    assert sample.codec == dense if name in DENSE_ONES else 0 < sample.codec < dense / 5
+    assert sample.codec == dense if name in SENDS_ALL else 0 < sample.codec < dense / 5
     assert math.isnan(sample.kernel)
     assert Contender(ROWS[0]).samples == []

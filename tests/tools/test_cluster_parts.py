@@ -142,7 +142,7 @@ class TestPlans:
 
 
 class TestOutput:
-    def test_mpiruns_tags_are_taken_off_and_ranks_told_apart(self, tmp_path, monkeypatch, capfd):
+    def test_mpiruns_tags_are_removed_and_ranks_separated(self, tmp_path, monkeypatch, capfd):
         with (tmp_path / 'out').open('wb') as file:
             take = output.Untagged(file.fileno())
             take(b'[1,0]<stdout>:epoch[1,1]<stdout>:their[1,0]<stdout>: 1\n')
@@ -249,7 +249,7 @@ class TestRefusals:
     """One line that says what is wrong, and exit code 2."""
 
     @pytest.mark.parametrize(
-        ('arguments', 'said'),
+        ('arguments', 'message'),
         [
             (['--rate', '1gbyte', '--', 'x'], "'1gbyte' is not a rate"),
             (['--nodes', '0', '--', 'x'], '1 to 250 nodes, not 0'),
@@ -260,11 +260,11 @@ class TestRefusals:
             (['--self-test', '--', 'x'], '--self-test alone'),
         ],
     )
-    def test_of_arguments(self, arguments, said, capsys):
+    def test_of_arguments(self, arguments, message, capsys):
         with pytest.raises(SystemExit, match='2'):
             __main__.main(arguments)
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith('tools.cluster: ') and said in line
+        assert line.startswith('tools.cluster: ') and message in line
 
     def test_without_root(self, monkeypatch, capsys):
         monkeypatch.setattr(os, 'geteuid', lambda: 1000)
@@ -287,13 +287,13 @@ class TestRefusals:
         with pytest.raises(ValueError, match="no launcher 'ssh': choose one of torchrun"):
             Cluster(2).run(['x'], 'ssh')
 
-    def test_the_words_of_a_command_that_failed_are_told(self):
+    def test_a_command_that_failed_is_named_with_its_exit_code(self):
         with pytest.raises(ClusterError, match=r'`sh -c exit 3` failed: exit code 3'):
-            network.tell('sh', '-c', 'exit 3')
+            network.run_command('sh', '-c', 'exit 3')
 
 
 class TestNames:
-    def test_owners_are_told_by_their_names(self, monkeypatch, tmp_path):
+    def test_owners_are_found_by_their_names(self, monkeypatch, tmp_path):
         for name in ('dgc12n0', 'dgc12sw', 'dgc12-1n0', 'dgc123n0', 'mine', 'dgcn0', 'dgc1x'):
             (tmp_path / name).touch()
         monkeypatch.setattr(keeper, 'NAMESPACES', tmp_path)

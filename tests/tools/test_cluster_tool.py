@@ -1,4 +1,4 @@
-"""The emulated cluster itself: namespaces, rates, launchers, and nothing left behind."""
+"""The emulated cluster: namespaces, rates, launchers, and cleaning up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tools.cluster.workers import enter
 
 ROOT = Path(__file__).parents[2]
 WORKER = str(Path(__file__).with_name('cluster_worker.py'))
-TRIES = 3  # of what a machine that is busy for a moment may spoil
+TRIES = 3  # of measurements that other load may disturb
 ENGINES = {'torchrun': 'torch', 'horovodrun': 'horovod', 'mpirun': 'horovod'}
 SLEEP = 'import os, sys, time; open(sys.argv[1], "w").write(str(os.getpid())); time.sleep(300)'
 
@@ -29,12 +29,12 @@ launcher_marks = [
 
 
 def interfaces() -> str:
-    """Of the machine itself."""
+    """The interfaces of the machine itself."""
     return subprocess.run(['ip', '-o', 'link'], capture_output=True, text=True, check=True).stdout
 
 
 def tool(*arguments: str, **options) -> subprocess.Popen:
-    """`python -m tools.cluster`, which Ctrl-C reaches whatever started these tests."""
+    """`python -m tools.cluster`, which handles Ctrl-C even if these tests ignore it."""
     environment = os.environ | {'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'}
     return subprocess.Popen(
         [sys.executable, '-m', 'tools.cluster', *arguments],
@@ -136,7 +136,7 @@ def test_nothing_is_left_however_it_ends(number, tmp_path):
     process.send_signal(number)
     process.communicate(timeout=30)
     assert process.returncode == (130 if number == signal.SIGINT else -number)
-    # Who is killed cannot wait for its keeper; everybody else has.
+    # A killed process has not waited for its keeper; otherwise it has.
     assert wait_for(lambda: not set(keeper.ours()) & set(names), 10)
     assert wait_for(lambda: not alive(worker), 5)
 

@@ -1,4 +1,4 @@
-"""Predictions: as arithmetic, and what is counted and measured for them."""
+"""Predictions: the arithmetic, and what is counted and measured for it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,10 @@ from dgc.codec import Codec
 from dgc.compressors import Dense, SampledTopK, TopK
 from dgc.costmodel import Calibration, Line, Network, Sample, calibrate
 from dgc.exchanges import AllGather, AllReduce, GTopK, Hierarchical, OkTopK, SparDL
+from dgc.profile import Profile
+from tools.harness.algorithms import packed, training_exchanges
 from tools.plan import calibration, path
-from tools.plan.compositions import (
-    EXCHANGES,
-    UnfitError,
-    field,
-    packed,
-    sizes,
-    unfit,
-    with_exchange,
-)
+from tools.plan.compositions import UnfitError, comparison, sizes, unfit, with_exchange
 from tools.plan.counts import count, growth
 from tools.plan.path import Blueprint, dense_line, sparse_line
 from tools.plan.predict import (
@@ -34,7 +28,6 @@ from tools.plan.predict import (
     Measured,
     Part,
     Setting,
-    Step,
     extrapolate,
     fit,
     predict,
@@ -53,10 +46,10 @@ def measured(parts, exchange=None, name='x', counts=None, **changes) -> Measured
 
 
 class TestPrediction:
-    step = Step({'late': 8.0, 'early': 5.0}, backward=10.0)
+    step = Profile(forward=0.0, backward=10.0, arrivals={'late': 8.0, 'early': 5.0})
 
     def test_dense_by_hand(self):
-        part = Part(['late', 'early'], numel=1000, k=1000, sparse=None, dense=Line(0.5, 0.0))
+        part = Part(['late', 'early'], numel=1000, density=None, sparse=None, dense=Line(0.5, 0.0))
         host = Calibration(Network(alpha=0.1, beta=0.0), processor=FREE, error=0.0)
         found = predict(measured([part]), self.step, host, Setting(4, 8e3, 0.4), slowdown=1.0)
         # 8000 · 3/4 = 6000 bytes at 1000 a second, in 6 rounds of 0.5 s; from 8 s on, when the
@@ -64,33 +57,33 @@ class TestPrediction:
         assert found == pytest.approx(8 + 2 * 0.5 + 6 * 0.5 + 6 + 1)
 
     def test_sparse_by_hand(self):
-        part = Part(['early'], numel=100_000, k=10, sparse=Line(0.5, 0.1), dense=None)
+        part = Part(['early'], numel=100_000, density=1e-4, sparse=Line(0.5, 0.1), dense=None)
         sent = 3 * CODEC.capacity(100_000, 10)
         found = predict(measured([part]), self.step, IDEAL, Setting(4, 8.0, 0.25), slowdown=1.0)
         assert found == pytest.approx(5 + 2 * (0.5 + 0.1 * 6) + 0.25 * 3 + sent + 1)
 
     def test_bytes_on_the_longest_way_count_as_often_as_they_travel(self):
-        part = Part(['early'], numel=100_000, k=10, sparse=Line(0.0, 0.0), dense=None)
+        part = Part(['early'], numel=100_000, density=1e-4, sparse=Line(0.0, 0.0), dense=None)
         tree = measured([part], GTopK(), counts=Counts(rounds=4, share=2.0, handled=5, sends=2))
         sent = 2 * CODEC.capacity(100_000, 10)
         found = predict(tree, self.step, IDEAL, Setting(4, 8.0, 0.0), slowdown=1.0)
         assert found == pytest.approx(5 + 2 * sent + 1)
 
     def test_a_fast_link_leaves_the_hosts_own_speed(self):
-        part = Part(['late'], numel=1000, k=1000, sparse=None, dense=Line(0.0, 0.0))
+        part = Part(['late'], numel=1000, density=None, sparse=None, dense=Line(0.0, 0.0))
         host = Calibration(Network(alpha=0.0, beta=1e-3), processor=FREE, error=0.0)
         found = predict(measured([part]), self.step, host, Setting(4, math.inf, 0.0), slowdown=1.0)
         assert found == pytest.approx(8 + 6 + 1)
 
     def test_sharing_slows_what_the_processor_does_and_no_link(self):
-        part = Part(['late'], numel=1000, k=1000, sparse=None, dense=Line(0.5, 0.0))
+        part = Part(['late'], numel=1000, density=None, sparse=None, dense=Line(0.5, 0.0))
         host = Calibration(Network(alpha=0.1, beta=0.0), processor=FREE, error=0.0)
         shared = Setting(4, 8e3, 0.4, sharing=2.0)
         found = predict(measured([part]), self.step, host, shared, slowdown=2.0)
         assert found == pytest.approx(2 * 8 + 2 * (2 * 0.5) + 6 * (2 * 0.1 + 0.4) + 6 + 2 * 1)
 
     def test_messages_and_bytes_take_the_core_from_the_backward_pass(self):
-        part = Part(['early'], numel=1000, k=1000, sparse=None, dense=Line(0.0, 0.0))
+        part = Part(['early'], numel=1000, density=None, sparse=None, dense=Line(0.0, 0.0))
         host = Calibration(FREE, processor=Network(alpha=0.5, beta=1e-3), error=0.0)
         found = predict(measured([part]), self.step, host, Setting(4, math.inf, 0.0), slowdown=1.0)
         assert found == pytest.approx(10 + 6 * 0.5 + 6 + 1)  # 6 messages, of 6000 bytes in all
@@ -98,7 +91,7 @@ class TestPrediction:
     def test_many_small_buckets_cost_more_messages_than_one(self):
         host = Calibration(FREE, processor=Network(alpha=0.5, beta=0.0), error=0.0)
         among = partial(predict, step=self.step, host=host, slowdown=1.0)
-        part = Part(['early'], numel=100_000, k=10, sparse=Line(0.0, 0.0), dense=None)
+        part = Part(['early'], numel=100_000, density=1e-4, sparse=Line(0.0, 0.0), dense=None)
         one, three = (
             among(measured([part] * count), setting=Setting(4, math.inf, 0.0, sharing=2.0))
             for count in (1, 3)
@@ -107,18 +100,18 @@ class TestPrediction:
         assert three == pytest.approx(10 + 3 * (2 * 3 * 0.5) + 1)
 
     def test_what_needs_all_gradients_waits_for_them(self):
-        part = Part(['early'], numel=1000, k=1000, sparse=None, dense=Line(0.5, 0.0))
+        part = Part(['early'], numel=1000, density=None, sparse=None, dense=Line(0.5, 0.0))
         late = measured([part], overlaps=False)
         found = predict(late, self.step, IDEAL, Setting(4, math.inf, 0.0), slowdown=1.0)
         assert found == pytest.approx(10.5 + 1)
 
     def test_a_parameter_without_gradient_comes_at_the_end(self):
-        part = Part(['early', 'unused'], numel=8, k=8, sparse=None, dense=Line(0.5, 0.0))
+        part = Part(['early', 'unused'], numel=8, density=None, sparse=None, dense=Line(0.5, 0.0))
         found = predict(measured([part]), self.step, IDEAL, Setting(4, math.inf, 0.0), slowdown=1.0)
         assert found == pytest.approx(10.5 + 1)
 
     def test_a_bucket_is_dense_where_the_reducer_would_send_it_so(self):
-        part = Part(['late'], numel=1000, k=100, sparse=Line(0, 0), dense=Line(0.25, 0))
+        part = Part(['late'], numel=1000, density=0.1, sparse=Line(0, 0), dense=Line(0.25, 0))
         some = Growth({size: Counts(size - 1, 1.0, size + 2, size - 1) for size in (2, 4, 8)})
         gathered = Measured('x', AllGather(), CODEC, True, 1.0, [part], some)
         among = partial(predict, gathered, self.step, IDEAL, slowdown=1.0)
@@ -130,8 +123,8 @@ class TestPrediction:
 
 def tiny(sparse: bool) -> Measured:
     """A model of 100,000 parameters, whose compression costs 3 ms."""
-    numel, k = 100_000, 100 if sparse else 100_000
-    part = Part(['w'], numel, k, Line(3e-3, 1e-5) if sparse else None, Line(1e-4, 0.0))
+    density = 1e-3 if sparse else None
+    part = Part(['w'], 100_000, density, Line(3e-3, 1e-5) if sparse else None, Line(1e-4, 0.0))
     counted = {size: Counts(size - 1, 1.0, size + 2, size - 1) for size in (2, 4, 8, 16)}
     name = 'yours' if sparse else 'dense'
     exchange = AllGather() if sparse else AllReduce()
@@ -140,7 +133,7 @@ def tiny(sparse: bool) -> Measured:
 
 @pytest.mark.parametrize(('rate', 'winner'), [(1e7, 'yours'), (1e11, 'dense')])
 def test_dense_wins_on_a_fast_network_and_compression_on_a_slow_one(rate, winner):
-    step, host = Step({'w': 8e-3}, 1e-2), Calibration(NEAR, NEAR, 0.0)
+    step, host = Profile(0.0, 1e-2, {'w': 8e-3}), Calibration(NEAR, NEAR, 0.0)
     times = {
         each.name: predict(each, step, host, Setting(4, rate, 1e-5), slowdown=1.0)
         for each in (tiny(sparse=True), tiny(sparse=False))
@@ -193,7 +186,7 @@ class TestCounts:
         ],
     )
     def test_as_the_papers_have_them(self, name, workers, rounds, share, sends):
-        counts = count(with_exchange(packed, EXCHANGES[name]), workers)
+        counts = count(with_exchange(packed, training_exchanges()[name]), workers)
         assert (counts.rounds, counts.sends) == (rounds, sends)
         assert counts.share == pytest.approx(share, abs=1e-3)
 
@@ -221,8 +214,8 @@ def blueprint(numel=20_000, ratio=0.01, members=1) -> Blueprint:
 
 class TestPath:
     def test_the_ratio_is_the_last(self):
-        assert blueprint().k == 200
-        assert Blueprint(blueprint().parameters, None).k == 20_000
+        assert blueprint().density == 0.01
+        assert Blueprint(blueprint().parameters, None).density is None
 
     @pytest.mark.parametrize('members', [1, 2])
     def test_what_a_worker_of_four_does(self, members):
@@ -243,7 +236,7 @@ class TestPath:
     def test_memory_decides_how_many_are_simulated(self, monkeypatch):
         among = []
 
-        def point(make, bucket, workers, ratio):
+        def point(make, bucket, workers, density):
             among.append(workers)
             return workers, 1.0
 
@@ -265,31 +258,31 @@ class TestPath:
 
 class TestCompositions:
     def test_a_dense_stack_is_compared_with_a_usual_one(self):
-        candidates, notes = field(dgc.dense)
-        assert [each.name for each in candidates] == ['dense', *EXCHANGES]
+        candidates, notes = comparison(dgc.dense)
+        assert [each.name for each in candidates] == ['dense', *training_exchanges()]
         assert 'your stack is dense' in notes[0] and '0.1%' in notes[0]
         every = [each.make() for each in candidates[1:]]
         assert {each.codec.values for each in every} == {'int8'}
 
     def test_the_users_own_is_there_once(self):
         yours = partial(dgc.deep_gradient_compression, 0.01, warmup_epochs=5)
-        candidates, notes = field(yours)
+        candidates, notes = comparison(yours)
         names = [each.name for each in candidates]
         assert names[:2] == ['dense', 'yours'] and 'all-gather' not in names and notes == []
         assert {each.make().schedule.ratio for each in candidates[1:]} == {0.01}
 
     def test_other_settings_of_the_same_exchange_are_compared(self):
-        candidates, _ = field(partial(packed_with, lambda: SparDL(compressor=TopK())))
+        candidates, _ = comparison(partial(packed_with, lambda: SparDL(compressor=TopK())))
         assert {'yours', 'spardl'} < {each.name for each in candidates}
 
     def test_the_compressor_fits_the_exchange(self):
-        selects = with_exchange(packed, EXCHANGES['spardl'])()
+        selects = with_exchange(packed, training_exchanges()['spardl'])()
         assert isinstance(selects.compressor, Dense)
         back = with_exchange(lambda: selects, AllGather)()
         assert isinstance(back.compressor, SampledTopK)
 
     def test_machines_stand_for_the_workers_inside_them(self):
-        candidates, notes = field(partial(packed_with, lambda: Hierarchical(GTopK(), 2)))
+        candidates, notes = comparison(partial(packed_with, lambda: Hierarchical(GTopK(), 2)))
         yours = next(each for each in candidates if each.name == 'yours')
         assert isinstance(yours.make().exchange, GTopK)
         assert 'a worker here is a machine' in notes[0]

@@ -1,4 +1,4 @@
-"""Plans as a command: what it refuses, tells, draws and checks."""
+"""The command: invalid input, reports, figures and comparisons with tables."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from bench.rows import COMPOSITIONS
 from dgc.planner import Plan
 from dgc.planner.saved import PlannedBucket
+from tools.harness.algorithms import COMPOSITION_NAMES
 from tools.plan import __main__ as command
 from tools.plan import check, report
 from tools.plan.measure import Bench
@@ -51,7 +51,7 @@ class TestReport:
             'dense wins everywhere: compression is not worth it on these networks'
         ]
 
-    def test_a_tie_is_for_dense(self):
+    def test_of_equally_fast_ones_dense_wins(self):
         tied = [Prediction('1gbit', 4, 'yours', 5.0, 1.0), Prediction('1gbit', 4, 'dense', 5.0, 1)]
         assert report.first(tied, 4).composition == 'dense'
 
@@ -120,11 +120,11 @@ class TestTable:
         assert [member.name for member in bucket.members] == ['w', 'v']
 
     def test_every_composition_of_the_benchmarks_can_be_made(self):
-        for base in COMPOSITIONS:
+        for base in COMPOSITION_NAMES:
             assert check.maker(base)().exchange is not check.maker(base)().exchange
 
     @pytest.mark.parametrize(
-        ('rows', 'told'),
+        ('rows', 'message'),
         [
             ({'name': 'x'}, 'is no table of `python -m bench.cluster --json`'),
             ([{'name': 'x'}], 'is no table'),
@@ -134,20 +134,20 @@ class TestTable:
             ([row('dgc', 2.0)], 'has nothing to predict'),
             (
                 [row('compute', 1.0, model='vgg99'), row('dgc', 2.0, model='vgg99')],
-                "is of the model 'vgg99': bench/workloads.py knows",
+                "is of the model 'vgg99': tools/harness/workloads.py has",
             ),
         ],
     )
-    def test_what_cannot_be_read_is_told(self, tmp_path, capsys, rows, told):
+    def test_what_cannot_be_read_is_refused(self, tmp_path, capsys, rows, message):
         assert command.main(['--check', str(table_file(tmp_path, rows))]) == 2
         said = capsys.readouterr().err.splitlines()
-        assert len(said) == 1 and said[0].startswith('tools.plan: --check: ') and told in said[0]
+        assert len(said) == 1 and said[0].startswith('tools.plan: --check: ') and message in said[0]
 
-    def test_the_comparison_is_told(self):
+    def test_the_comparison_is_reported(self):
         table = check.parse([row('compute', 10.0), row('dense', 90.0), row('dgc', 20.0)])
         cells = [check.cell(row('dense', 90.0), 45.0), check.cell(row('dgc', 20.0), 22.0)]
         lines = check.report(table, cells).splitlines()
-        assert lines[0] == 'digits, batch 4, 2 nodes: predicted beside measured'
+        assert lines[0] == 'digits, batch 4, 2 nodes: predicted and measured ms per step'
         assert lines[2].split() == ['100mbit', 'dense', '(torch)', '45.0', '90.0', '-50%']
         assert lines[-2:] == [
             '1 of 2 within 25%',
@@ -155,24 +155,24 @@ class TestTable:
         ]
 
     @pytest.mark.parametrize(
-        ('high', 'told'),
+        ('high', 'message'),
         [
             (25.0, 'and is as good: dgc (torch) does, 20.0 to 23.0 ms, but takes up to 25.0'),
             (22.0, 'which is wrong: dgc (torch) does, 20.0 to 23.0 ms'),
         ],
     )
-    def test_another_winner_may_be_as_good(self, high, told):
+    def test_another_winner_may_be_as_good(self, high, message):
         cells = [
             check.cell(row('dgc', 20.0, high=high), 30.0),
             check.cell(row('gtopk', 23.0), 25.0),
         ]
-        assert check.winner(cells) == f'100mbit: gtopk (torch) is predicted to win, {told}'
+        assert check.winner(cells) == f'100mbit: gtopk (torch) is predicted to win, {message}'
 
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
-    """A file of what the host does; and what a command changes in its process is put back."""
-    monkeypatch.setattr(command, 'end_tidily', lambda: None)
+    """A calibration file; what a command changes in its process is restored."""
+    monkeypatch.setattr(command, 'exit_on_signals', lambda: None)
     threads = torch.get_num_threads()
     file = tmp_path / 'host.json'
     a_line = {'alpha': 1e-5, 'beta': 1e-10}
@@ -184,17 +184,20 @@ def host(tmp_path, monkeypatch):
 
 class TestCommand:
     @pytest.mark.parametrize(
-        ('words', 'told'),
+        ('words', 'message'),
         [
             ([], 'nothing to plan: give a stack (--configs FILE ...), or --check TABLE'),
             (['--configs', 'configs/digits/cn.py'], 'did you mean configs/digits/cnn.py?'),
             ([*STACK, '--worker', '4'], 'unknown argument --worker; did you mean --workers?'),
-            ([*STACK, '--workers', '1'], 'one worker has nobody to exchange gradients with'),
+            ([*STACK, '--workers', '1'], 'a single worker exchanges no gradients'),
             ([*STACK, '--workers', 'few'], "--workers: invalid positive value: 'few'"),
             ([*STACK, '--bandwidths', 'fast'], "'fast' is not a rate"),
             ([*STACK, '--latency', '-1'], '--latency is in ms, from 0 on, got -1.0'),
             ([*STACK, '--latency', 'nan'], '--latency is in ms, from 0 on, got nan'),
-            ([*STACK, '--sharing', '0.5'], '--sharing is how many workers share a core, got 0.5'),
+            (
+                [*STACK, '--sharing', '0.5'],
+                'workers that share a core, from 1 on, got 0.5',
+            ),
             ([*STACK, '--png', 'nowhere/plan.png'], '--png: there is no folder'),
             ([*STACK, '--json', 'nowhere/plan.json'], '--json: there is no folder'),
             ([*STACK, '--configs.train.batch_sizes', '4'], 'did you mean'),
@@ -206,29 +209,29 @@ class TestCommand:
             ),
             ([*STACK, 'configs/dgs/dgs.py'], 'asynchronous training is not predicted'),
             ([*STACK, '--check', 'nowhere.json'], '--check: nowhere.json is no table'),
-            (['--check', 'x', '--workers', '4'], '--workers is of no use without a stack'),
+            (['--check', 'x', '--workers', '4'], '--workers has no effect without a stack'),
             (
                 ['--check', 'x', '--configs.seed', '4'],
-                '--configs.seed is of no use without a stack',
+                '--configs.seed has no effect without a stack',
             ),
         ],
     )
-    def test_bad_input_is_told_in_one_line(self, host, capsys, words, told):
+    def test_bad_input_is_refused_in_one_line(self, host, capsys, words, message):
         try:
             code = command.main([*words, '--calibration', host])
         except SystemExit as end:
             code = end.code
         said = capsys.readouterr().err.splitlines()
         assert code == 2 and len(said) == 1, said
-        assert said[0].startswith('tools.plan: ') and told in said[0]
+        assert said[0].startswith('tools.plan: ') and message in said[0]
 
-    def test_a_damaged_calibration_is_told_with_the_remedy(self, host, tmp_path, capsys):
+    def test_a_damaged_calibration_is_refused_with_the_remedy(self, host, tmp_path, capsys):
         (tmp_path / 'host.json').write_text('{"network": 3}')
         assert command.main([*STACK, '--calibration', host]) == 2
         (said,) = capsys.readouterr().err.splitlines()
         assert 'holds no calibration' in said and 'delete it, and it is measured' in said
 
-    def test_help_teaches_without_torch(self, capsys):
+    def test_help_has_examples(self, capsys):
         with pytest.raises(SystemExit) as end:
             command.parse(['--help'])
         said = capsys.readouterr().out
@@ -256,7 +259,7 @@ class TestCommand:
         assert cells['100gbit', 2, 'dense']['wins']
         assert 'dense wins at 100gbit with 2' in said and 'compression is not worth it' in said
 
-    def test_matplotlib_is_asked_for_only_with_png(self, host, monkeypatch, capsys, tmp_path):
+    def test_matplotlib_is_needed_only_for_figures(self, host, monkeypatch, capsys, tmp_path):
         monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
         with pytest.raises(SystemExit):
             command.parse([*STACK, '--png', str(tmp_path / 'plan.png')])

@@ -1,4 +1,4 @@
-"""The timeline of a step: what is foreseen of each division, and how it is drawn."""
+"""The timeline of a step: the prediction for each division, and how it is drawn."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class TestDrawing:
         # and sent until 6, so the second, ready at 5, since the core was away for 1, from 6 to 7,
         # when it has the core, and until 9: too late.
         lines = gantt.text([self.two._replace(end=8.4)]).splitlines()
-        assert '100.0 ms a column' in lines[0]
-        assert lines[2] == 'merged: 2 buckets, 8400.0 ms a step'
+        assert '100.0 ms per column' in lines[0]
+        assert lines[2] == 'merged: 2 buckets, 8400.0 ms per step'
         assert lines[3] == '  backward     ' + '-' * 10 + '=' * 50
         assert lines[4] == '  compress     ' + ' ' * 20 + '1' * 20 + ' ' * 20 + '2' * 10
         assert lines[5] == '  communicate  ' + ' ' * 40 + '1' * 20 + ' ' * 10 + '2' * 15

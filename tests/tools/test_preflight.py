@@ -1,4 +1,4 @@
-"""What is said of hosts before training: versions, interfaces, speed, and what to look at."""
+"""Checks of hosts before training: versions, interfaces, speed and warnings."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 import dgc
 from dgc.engines import Launcher
 from tools.cluster import Cluster
+from tools.harness.machine import bytes_sent
 from tools.preflight import __main__, host, verdict
 from tools.preflight.host import Host
 from tools.preflight.measure import Gather, Measured, Way, measure
@@ -49,12 +50,12 @@ class TestVersions:
         assert verdict.mismatches(all_hosts) == [said]
 
     def test_ours_are_all_there(self):
-        ours = host.ours(Launcher('torchrun', 1, 4, 1, 2), 1)
-        assert ours.versions['torch'] == torch.__version__
-        assert ours.versions['dgc'] == dgc.__version__
-        assert ours.versions['kernels'] in ('compiled', 'plain')
-        assert host.load(ours.dump()) == ours
-        assert len(ours.dump()) < __main__.LIMIT
+        own = host.this_rank(Launcher('torchrun', 1, 4, 1, 2), 1)
+        assert own.versions['torch'] == torch.__version__
+        assert own.versions['dgc'] == dgc.__version__
+        assert own.versions['kernels'] in ('compiled', 'plain')
+        assert host.load(own.dump()) == own
+        assert len(own.dump()) < __main__.LIMIT
 
     def test_a_changed_file_is_another_version(self, tmp_path):
         (tmp_path / 'a.py').write_text('x = 1')
@@ -83,7 +84,7 @@ class TestInterfaces:
     def test_the_loopback_has_its_address(self):
         assert host.address('lo') == '127.0.0.1'
         assert host.address('no such') == ''
-        assert 'lo' in host.sent_by_interface()
+        assert 'lo' in bytes_sent()
 
     @pytest.mark.parametrize(
         ('launcher', 'address', 'interface', 'remedy'),
@@ -92,12 +93,12 @@ class TestInterfaces:
             ('torchrun', '127.0.1.1', {'GLOO_SOCKET_IFNAME': 'eth0'}, None),
             ('torchrun', '192.168.1.4', {}, None),
             ('torchrun', None, {}, None),
-            # It tells others the address of its name whatever the interface: tried on namespaces.
+            # It publishes the address of its name for any interface: tried in namespaces.
             ('horovodrun', '127.0.1.1', {'GLOO_SOCKET_IFNAME': 'eth0'}, '/etc/hosts'),
             ('mpirun', '127.0.1.1', {}, None),
         ],
     )
-    def test_a_host_name_that_leads_to_the_loopback_is_told(
+    def test_a_host_name_that_resolves_to_the_loopback_is_reported(
         self, monkeypatch, launcher, address, interface, remedy
     ):
         def resolve(name):
@@ -125,7 +126,7 @@ class TestModel:
         said = '\n'.join(
             verdict.meaning(dataclasses.replace(measured([1e8]), large=Gather(10**6, 0.002)), 2)
         )
-        assert 'no limit seen' in said
+        assert 'no limit measured' in said
 
 
 class TestWarnings:
@@ -139,15 +140,15 @@ class TestWarnings:
         (said,) = verdict.warnings(hosts(count), measured(rates))
         assert said.startswith(f'rank {slow} on {"abcdef"[slow]} is much slower')
 
-    def test_one_slow_way_is_nobodys_fault_alone(self):
+    def test_one_slow_path_is_attributed_to_neither_host(self):
         (said,) = verdict.warnings(hosts(4), measured([1e9, 1e8, 1e9, 1e9]))
-        assert 'the way from rank 1 on b to rank 2 on c' in said
+        assert 'the path from rank 1 on b to rank 2 on c' in said
 
     def test_of_two_hosts_neither_is_blamed(self):
         (said,) = verdict.warnings(hosts(2), measured([1e9, 1e8]))
-        assert 'the way from rank 1 on b to rank 0 on a' in said
+        assert 'the path from rank 1 on b to rank 0 on a' in said
 
-    def test_latency_that_hides_a_rate_accuses_nobody(self):
+    def test_a_rate_hidden_by_latency_is_not_reported(self):
         ways = [
             Way(0, 1, 0.18, 1_000_000, 0.181),  # seems infinite, but is 44 Mbit/s at least
             Way(1, 2, 0.18, 1_000_000, 0.240),
@@ -156,7 +157,7 @@ class TestWarnings:
         assert verdict.slow_ways(ways) == []
         assert verdict.rate_of(ways[0]) == 'over 44.2 Mbit/s'
 
-    def test_the_loopback_between_hosts_is_told(self):
+    def test_the_loopback_between_hosts_is_reported(self):
         seen = measured([1e9] * 2, ['eth0 10.0.0.1', 'lo 127.0.0.1'])
         (said,) = verdict.warnings(hosts(2), seen)
         assert 'rank 1 on b sends over the loopback lo 127.0.0.1' in said
@@ -165,12 +166,12 @@ class TestWarnings:
         alone = [dataclasses.replace(h, local_rank=h.rank, local_size=2) for h in hosts(2)]
         assert verdict.warnings(alone, measured([], ['lo 127.0.0.1'] * 2)) == []
 
-    @pytest.mark.parametrize(('cores', 'told'), [(1, True), (2, False)])
-    def test_spinning_on_few_cores_is_told_with_the_remedy(self, cores, told):
+    @pytest.mark.parametrize(('cores', 'warned'), [(1, True), (2, False)])
+    def test_busy_waiting_on_few_cores_is_reported_with_the_remedy(self, cores, warned):
         said = verdict.warnings(hosts(2, busy_waiting=True, cores=cores), measured([1e9] * 2))
-        assert ['mpi_yield_when_idle' in text for text in said] == [True] * told
+        assert ['mpi_yield_when_idle' in text for text in said] == [True] * warned
 
-    def test_openmpi_spins_unless_it_is_told_to_yield(self):
+    def test_openmpi_waits_busily_unless_it_is_set_to_yield(self):
         started = {'OMPI_COMM_WORLD_SIZE': '2'}
         assert host.spins(started)
         assert not host.spins(started | {host.YIELDS: '1'})
@@ -194,7 +195,7 @@ def test_only_one_rank_of_a_host_measures_it():
     assert verdict.leaders(shared) == [0, 2]
 
 
-def test_alone_it_tells_the_versions(capsys):
+def test_a_single_rank_prints_the_versions(capsys):
     assert __main__.main([]) == 0
     said = capsys.readouterr().out
     assert f'torch {torch.__version__}' in said and 'one rank' in said

@@ -3,7 +3,7 @@
     with Cluster(nodes=4, rate='100mbit', slow={3: '10mbit'}) as cluster:
         status = cluster.run(['train.py', '--configs', 'configs/digits/cnn.py'])
 
-Real sockets, real launchers; `python -m tools.cluster --help` is the same from a shell.
+Sockets and launchers are real. The command line is `python -m tools.cluster --help`.
 """
 
 from tools.cluster.core import Cluster

@@ -1,4 +1,4 @@
-"""The cluster: its machines, from the moment they are made until they are gone."""
+"""The emulated cluster: making its machines, running workers on them, and removing them."""
 
 from __future__ import annotations
 
@@ -21,18 +21,25 @@ FIRST_PORT = 29500
 
 
 class Cluster:
-    """``nodes`` machines on one switch, each a network namespace on a link of its own.
+    """Machines on one switch, each of them a network namespace with a link of its own.
 
         with Cluster(4, '1gbit', slow={3: '100mbit'}) as cluster:
             status = cluster.run(['train.py', '--configs', 'configs/digits/cnn.py'])
 
-    rate: of each link in each direction, such as '100mbit'; 'none' for no limit.
-    slow: the rates of nodes, by number, whose links differ.
-    names: of the namespaces, which are the nodes' host names too.
-    addresses: of the nodes, as they see one another.
+    There is no route out of the cluster's network.
 
-    Raises ValueError for numbers and rates that make no sense, and on entry ClusterError where
-    namespaces cannot be made. What leaves the cluster's network leads nowhere: there is no way out.
+    Args:
+        nodes: number of machines.
+        rate: of each link in each direction, such as '100mbit'; 'none' for no limit.
+        slow: rates of the links that differ, by number of the node.
+
+    Attributes:
+        names: of the namespaces, which are also the host names of the nodes.
+        addresses: IPv4 addresses of the nodes.
+
+    Raises:
+        ValueError: an invalid number of nodes or rate.
+        ClusterError: on entry, if namespaces cannot be made here.
     """
 
     _serial = itertools.count()
@@ -69,7 +76,7 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """Remove everything, with whoever runs in it."""
+        """Remove all namespaces, and end all processes in them."""
         if self._keeper is not None:
             assert self._keeper.stdin is not None
             self._keeper.stdin.close()
@@ -78,11 +85,11 @@ class Cluster:
 
     @property
     def rates(self) -> list[float]:
-        """Bits per second of each node's link; infinite without a limit."""
+        """Rate of each node's link in bit/s; infinite without a limit."""
         return list(self._rates)
 
     def set_rate(self, rate: str, slow: Mapping[int, str] = {}) -> None:
-        """Give all links new rates, also while workers run. Raises ValueError for bad ones."""
+        """Give all links new rates, also while workers run. Raises ValueError for invalid ones."""
         self._rates = link_rates(len(self.names), rate, slow)
         network.limit(self.switch, self.names, self._rates)
 
@@ -98,15 +105,23 @@ class Cluster:
         timeout: float | None = None,
         stdout: int | IO[Any] | None = None,
     ) -> int:
-        """Run ``python <command>`` as one worker on each node; returns the exit status.
+        """Run ``python <command>`` as one worker on each node, and end all workers.
 
-        It is that of the first worker that failed (128 + n where signal n ended it), or 124 after
-        ``timeout`` seconds. However this ends, no worker is left.
+        Args:
+            command: arguments of the Python interpreter.
+            launcher: 'torchrun', 'horovodrun' or 'mpirun'.
+            env: environment variables in addition to those of this process.
+            timeout: seconds; None for no limit.
+            stdout: file or descriptor for rank 0's standard output; None for that of this process.
+                All other output goes to the stderr of this process.
 
-        launcher: 'torchrun', 'horovodrun' or 'mpirun'.
-        env: variables beside our own.
-        stdout: where rank 0's goes, as for subprocess: None for our own, or a file or descriptor.
-            All other output is on our stderr.
+        Returns:
+            The exit status: that of the first worker that failed (128 + n if signal n ended it),
+            or 124 after the timeout.
+
+        Raises:
+            ValueError: an unknown launcher.
+            ClusterError: the launcher is not installed.
         """
         if launcher not in launchers.LAUNCHERS:
             raise ValueError(
@@ -127,8 +142,8 @@ class Cluster:
                 rendezvous_port = stack.enter_context(server)
                 jobs = launchers.horovodrun(self.names, worker, environment, rendezvous_port)
             workers = Workers(jobs, stdout, failures)
-            stack.callback(workers.finish)  # in the end: what they have said
-            stack.callback(keeper.kill, [*self.names, self.switch])  # before: what they have left
+            stack.callback(workers.finish)  # last: pass on the rest of the output
+            stack.callback(keeper.kill, [*self.names, self.switch])  # before: end their children
             stack.enter_context(workers)
             return workers.wait(timeout)
 
@@ -137,7 +152,7 @@ class Cluster:
 def rendezvous_server(
     switch: str, names: Sequence[str], environment: dict[str, str]
 ) -> Iterator[int]:
-    """Horovod's rendezvous server at the switch; gives its port."""
+    """Run Horovod's rendezvous server at the switch; yields its port."""
     script = str(launchers.ENTER.with_name('rendezvous.py'))
     words = [sys.executable, '-I', script, *names]
     with enter(

@@ -1,4 +1,4 @@
-"""What each launcher runs on which node: one worker a node, under the launcher's own protocol."""
+"""The commands that each launcher runs on each node: one worker per node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tools.cluster.network import SUBNET, SWITCH_ADDRESS, ClusterError
 ENTER = Path(__file__).with_name('enter.sh')
 LAUNCHERS = ('torchrun', 'horovodrun', 'mpirun')
 INTERFACE = 'eth0'
-# What an outer launcher may have left, that would tell a worker that it is somebody else.
+# Variables of an outer launcher, from which a worker would take a wrong rank.
 LEFT = re.compile(
     r'(OMPI_COMM_WORLD|PMIX|PMI|SLURM|TORCHELASTIC)_.*|MASTER_(ADDR|PORT)'
     r'|(HOROVOD_)?(LOCAL_|CROSS_|GROUP_|ROLE_)?(RANK|SIZE|WORLD_SIZE)'
@@ -26,7 +26,7 @@ class Job(NamedTuple):
     """A command to run on a machine.
 
     machine: name of its namespace.
-    rank: of the worker that it is; None where it starts them all, and tags each line with a rank.
+    rank: of the worker; None for a launcher that starts all workers and tags their output.
     """
 
     machine: str
@@ -36,11 +36,18 @@ class Job(NamedTuple):
 
 
 def environment(nodes: int, master: str, port: int, more: Mapping[str, str]) -> dict[str, str]:
-    """Our own, without what an outer launcher left, and with what all launchers' workers need.
+    """Environment of workers: that of this process, without the variables of an outer launcher.
 
-    One thread for each core that a node has to itself; every library on eth0.
+    By default there are as many threads as a node has cores to itself, at least one. All libraries
+    use the interface eth0.
+
+    Args:
+        nodes: number of nodes.
+        master: address at which torch.distributed meets under mpirun.
+        port: its port.
+        more: further variables.
     """
-    ours = {name: value for name, value in os.environ.items() if not LEFT.fullmatch(name)}
+    inherited = {name: value for name, value in os.environ.items() if not LEFT.fullmatch(name)}
     defaults = {
         'OMP_NUM_THREADS': str(max((os.cpu_count() or 1) // nodes, 1)),
         'PYTHONUNBUFFERED': '1',
@@ -52,20 +59,21 @@ def environment(nodes: int, master: str, port: int, more: Mapping[str, str]) -> 
         'MASTER_ADDR': master,  # for torch.distributed under mpirun
         'MASTER_PORT': str(port),
     }
-    return {**defaults, **ours, **network, **more}
+    return {**defaults, **inherited, **network, **more}
 
 
 def recorded(worker: Sequence[str], failures: Path) -> list[str]:
-    """The command of a worker, which adds its exit status to a file where it is not 0.
+    """The command of a worker that appends its exit status to a file if it is not 0.
 
-    torchrun ends with 1 whatever its worker did, and of several that fail the first is the cause.
+    torchrun ends with 1 for any failure of its worker, and the first of several failures is the
+    cause.
     """
     script = '"$@" || { code=$?; echo $code >>"$0"; exit $code; }'
     return ['sh', '-c', script, str(failures), *worker]
 
 
 def torchrun(names: Sequence[str], worker: Sequence[str], environment: dict[str, str]) -> list[Job]:
-    """One agent a node, which meet at the first node's address."""
+    """One agent per node; they meet at the first node's address."""
     words = [
         *(sys.executable, '-m', 'torch.distributed.run', '--nproc-per-node', '1'),
         *('--nnodes', str(len(names)), '--master-addr', environment['MASTER_ADDR']),
@@ -80,7 +88,7 @@ def torchrun(names: Sequence[str], worker: Sequence[str], environment: dict[str,
 def horovodrun(
     names: Sequence[str], worker: Sequence[str], environment: dict[str, str], port: int
 ) -> list[Job]:
-    """What `horovodrun --gloo` starts over ssh; its rendezvous server listens at the switch."""
+    """The workers that `horovodrun --gloo` would start over ssh. port: of its rendezvous server."""
     size = str(len(names))
     shared = {
         'HOROVOD_CONTROLLER': 'gloo',
@@ -112,7 +120,7 @@ def horovodrun(
 def mpirun(
     switch: str, names: Sequence[str], worker: Sequence[str], environment: dict[str, str]
 ) -> list[Job]:
-    """OpenMPI's mpirun at the switch; what it takes for ssh enters the namespaces."""
+    """OpenMPI's mpirun at the switch, with a script that enters namespaces instead of ssh."""
     if shutil.which('mpirun') is None:
         raise ClusterError('mpirun is not installed: apt-get install openmpi-bin libopenmpi-dev')
     settings = {

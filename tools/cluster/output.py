@@ -1,5 +1,6 @@
-"""Who says what: rank 0's output as it is; every other rank's on stderr, with its rank before each
-line, so that stdout is rank 0's alone."""
+"""Passing on the output of workers: rank 0's unchanged, that of other ranks to stderr.
+
+Each line of the other ranks begins with the rank; stdout has only rank 0's output."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ Sink = Callable[[bytes], None]
 
 
 class Pump(threading.Thread):
-    """Hands on what comes out of a pipe, in whole lines or as it comes."""
+    """A thread that passes on what is written to a pipe, by whole lines or immediately."""
 
     def __init__(self, source: IO[bytes], sink: Sink, by_line: bool) -> None:
         super().__init__(daemon=True)
@@ -26,7 +27,7 @@ class Pump(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Until the last process that holds the other end has closed it."""
+        """Pass on until the last process that has the other end open has closed it."""
         while part := self._next():
             self._sink(part)
         self._source.close()
@@ -38,7 +39,7 @@ class Pump(threading.Thread):
 
 
 def to(file: int) -> Sink:
-    """Writes to a file descriptor, all of it."""
+    """A sink that writes everything to a file descriptor."""
     raw = open(file, 'wb', buffering=0, closefd=False)  # noqa: SIM115
 
     def write(part: bytes) -> None:
@@ -50,24 +51,28 @@ def to(file: int) -> Sink:
 
 
 def labelled(rank: int) -> Sink:
-    """Writes whole lines to stderr with the rank before each."""
+    """A sink that writes whole lines to stderr, each after its rank."""
     write = to(STDERR)
     return lambda line: write(b'[%d] %s\n' % (rank, line.rstrip(b'\n')))
 
 
 class Untagged:
-    """Writes lines of all ranks together, which mpirun has tagged, to where they belong.
+    """A sink for lines of all ranks that mpirun has tagged, which separates them by rank.
 
-    It puts a tag where a line begins and where another rank goes on in the middle of one.
+    mpirun writes a tag at the start of each line, and wherever the output of another rank continues
+    within a line.
+
+    Args:
+        stdout: file descriptor for rank 0's standard output.
     """
 
     def __init__(self, stdout: int) -> None:
         self._stdout = to(stdout)
         self._stderr = to(STDERR)
-        self._begun: dict[bytes, bytes] = defaultdict(bytes)  # lines, by rank
+        self._begun: dict[bytes, bytes] = defaultdict(bytes)  # incomplete lines, by rank
 
     def __call__(self, line: bytes) -> None:
-        """Take a line, as mpirun wrote it."""
+        """Pass on a line that mpirun wrote."""
         own, *tagged = TAG.split(line)
         if own:
             self._stderr(own)

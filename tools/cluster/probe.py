@@ -1,10 +1,10 @@
-"""One node's part in the self-test: sends to the next node of the ring, hears from the one before.
+"""One node's part in the self-test: sends to the next node of a ring, receives from the previous.
 
     python probe.py ADDRESS-OF-THE-NEXT MESSAGE BULK MESSAGE-TO-COME BULK-TO-COME
 
-sizes in bytes; a bulk may be 0. Says `ready` when connected on both sides, reads from standard
-input when to send the message and when the bulk (seconds of the monotonic clock, which all
-namespaces share), and prints when it began to send each, and when all of the other's had come.
+Sizes are in bytes; a bulk may be 0. Prints `ready` when it is connected to both neighbours, reads
+from standard input when to send the message and the bulk (seconds of the monotonic clock, which all
+namespaces share), and prints when it began to send each, and when it had received each.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CHUNK = bytes(1 << 18)
 
 
 def connect(address: str) -> socket.socket:
-    """To a neighbour that may not listen yet."""
+    """Connect to a neighbour, which may not listen yet."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
@@ -32,7 +32,7 @@ def connect(address: str) -> socket.socket:
 
 
 def send(connection: socket.socket, count: int, start: float) -> float:
-    """Send ``count`` bytes at ``start``; returns when that was."""
+    """Send ``count`` bytes from time ``start`` on; return when it began."""
     time.sleep(max(start - time.monotonic(), 0))
     began = time.monotonic()
     for offset in range(0, count, len(CHUNK)):
@@ -41,18 +41,18 @@ def send(connection: socket.socket, count: int, start: float) -> float:
 
 
 def receive(connection: socket.socket, count: int) -> float:
-    """Receive ``count`` bytes; returns when the last came."""
+    """Receive ``count`` bytes; return when the last one arrived."""
     buffer = bytearray(len(CHUNK))
     while count:
-        came = connection.recv_into(buffer, min(count, len(buffer)))
-        if not came:
-            raise ConnectionError('the node before has ended')
-        count -= came
+        received = connection.recv_into(buffer, min(count, len(buffer)))
+        if not received:
+            raise ConnectionError('the previous node has ended')
+        count -= received
     return time.monotonic()
 
 
 def main(successor: str, message: int, bulk: int, message_to_come: int, bulk_to_come: int) -> None:
-    """Both parts of the test."""
+    """Send and receive the message and the bulk."""
     with socket.create_server(('', PORT)) as server:
         server.settimeout(PATIENCE)
         outgoing = connect(successor)

@@ -1,4 +1,4 @@
-"""Rates of links: how they are written, and the burst that goes with each."""
+"""Rates of links: parsing and formatting them, and the burst of each."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ BURST_SECONDS = 0.002
 
 
 def parse_rate(text: str) -> float:
-    """Bits per second of a rate such as ``'1gbit'`` or ``'2.5mbit'``; infinite for ``'none'``.
+    """Parse a rate such as ``'1gbit'`` or ``'2.5mbit'`` to bit/s; ``'none'`` is infinite.
 
-    Raises ValueError for anything else, rates below 8 kbit/s included.
+    Raises:
+        ValueError: for other text, and for rates below 8 kbit/s.
     """
     if text == 'none':
         return math.inf
@@ -32,7 +33,7 @@ def parse_rate(text: str) -> float:
 
 
 def format_rate(rate: float) -> str:
-    """What :func:`parse_rate` reads."""
+    """Format a rate in bit/s so that :func:`parse_rate` reads it."""
     if math.isinf(rate):
         return 'none'
     unit = next(u for u in reversed(UNITS) if rate >= UNITS[u])
@@ -40,19 +41,25 @@ def format_rate(rate: float) -> str:
 
 
 def burst(rate: float) -> int:
-    """Bytes that a link which was silent lets through at once: 2 ms of its rate, or 16 kB.
+    """Bytes that an idle link transmits at once: 2 ms at its rate, but at least 16 kB.
 
-    More would falsify every message after a pause: a bucket of 256 kB lets 200 kB through a link of
-    10 Mbit/s in a millisecond instead of 160. Less than the largest packets of the kernel costs
-    rate, and a timer tick of fast links must fit.
+    A larger burst would falsify each message after a pause: with a token bucket of 256 kB, 200 kB
+    pass a link of 10 Mbit/s in 1 ms instead of 160 ms. A burst smaller than the kernel's largest
+    packets, or than what a fast link sends in a timer tick, would lower the rate.
     """
     return max(SMALLEST_BURST, round(rate / 8 * BURST_SECONDS))
 
 
 def link_rates(nodes: int, rate: str, slow: Mapping[int, str]) -> list[float]:
-    """Bits per second of each node's link: ``rate``, but for the nodes named in ``slow``.
+    """Rates of all links in bit/s.
 
-    Raises ValueError for a bad rate or a node that does not exist.
+    Args:
+        nodes: number of nodes.
+        rate: of links that are not in ``slow``.
+        slow: rates by number of the node.
+
+    Raises:
+        ValueError: an invalid rate, or a node that does not exist.
     """
     rates = [parse_rate(rate)] * nodes
     for node, its_rate in slow.items():

@@ -2,7 +2,7 @@
 
     python rendezvous.py HOST …
 
-prints its port and serves one worker on each host, until its standard input is closed.
+prints its port and serves one worker per host, until its standard input is closed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 
 def main(hosts: list[str]) -> None:
-    """Serve until nobody holds the other end of our standard input."""
+    """Serve until the other end of standard input is closed."""
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.http.http_server import RendezvousServer
 

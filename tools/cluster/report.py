@@ -1,4 +1,4 @@
-"""What a run has sent: by the kernel's counters, and by its own where it was a training run."""
+"""What a run has sent, by the kernel's counters and, for a training run, by its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from utils.naming import run_name
 
 
 def since(before: Sequence[Counters], after: Sequence[Counters]) -> list[Counters]:
-    """What each node's counters have gone up by."""
+    """The increase of each node's counters."""
     return [
         Counters(late.sent - early.sent, late.received - early.received)
         for early, late in zip(before, after, strict=True)
@@ -20,9 +20,9 @@ def since(before: Sequence[Counters], after: Sequence[Counters]) -> list[Counter
 
 
 def counted_by_training(command: Sequence[str], workers: int) -> int | None:
-    """Bytes of gradients that rank 0 has sent, by the metrics.jsonl of a train.py that succeeded.
+    """Bytes of gradients that rank 0 has sent, from the metrics.jsonl of a successful train.py.
 
-    None where the command was anything else, or its file may hold more than this run.
+    None for other commands, and if the file may hold more than this run.
     """
     if Path(command[0]).name != 'train.py':
         return None
@@ -38,11 +38,11 @@ def counted_by_training(command: Sequence[str], workers: int) -> int | None:
 
 
 def traffic_table(names: Sequence[str], traffic: Sequence[Counters], gradients: int | None) -> str:
-    """Bytes by node; ``gradients`` is what rank 0 says that it sent of them, or None."""
+    """A table of bytes by node. gradients: bytes that rank 0 counted itself; None if unknown."""
     rows = [['node', 'sent', 'received', 'gradients sent']]
     for node, (name, counters) in enumerate(zip(names, traffic, strict=True)):
-        ours = megabytes(gradients) if gradients is not None and node == 0 else ''
-        rows.append([name, megabytes(counters.sent), megabytes(counters.received), ours])
+        counted = megabytes(gradients) if gradients is not None and node == 0 else ''
+        rows.append([name, megabytes(counters.sent), megabytes(counters.received), counted])
     if gradients is None:
         rows = [row[:-1] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -51,5 +51,5 @@ def traffic_table(names: Sequence[str], traffic: Sequence[Counters], gradients: 
 
 
 def megabytes(count: int) -> str:
-    """Of 10⁶ bytes."""
+    """Format a number of bytes in units of 10⁶ bytes."""
     return f'{count / 1e6:.3f} MB'

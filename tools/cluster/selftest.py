@@ -1,7 +1,7 @@
-"""Whether the links hold what they promise: also after a silence, when their buckets are full.
+"""Measuring whether the links hold their rates, also when they were idle and may send a burst.
 
-Every node sends to the next in a ring, so that each link is tried in both directions, but no node
-sends while it receives: acknowledgements that wait behind data would cost some of the rate.
+Every node sends to the next one in a ring, so that each link is used in both directions. No node
+sends while it receives: acknowledgements that wait behind data would lower the rate.
 """
 
 from __future__ import annotations
@@ -18,24 +18,26 @@ from tools.cluster.core import Cluster
 from tools.cluster.network import ClusterError
 from tools.cluster.rates import burst, format_rate
 from tools.cluster.workers import enter
+from tools.harness.tables import align
 
 PROBE = Path(__file__).with_name('probe.py')
 MESSAGE = 200_000  # bytes
-SILENCE = 1.0  # seconds before the message
+SILENCE = 1.0  # seconds without traffic before the message
 BULK_SECONDS = 0.7
 LEAST_BULK = 320_000  # bytes
-UNLIMITED_BULK = 100_000_000  # bytes, where there is no rate to take it from
-PAYLOAD = 1448 / 1514  # of a full Ethernet frame, as the limits count it, the rest is headers
+UNLIMITED_BULK = 100_000_000  # bytes, on links without a limit
+PAYLOAD = 1448 / 1514  # payload over size of a full Ethernet frame, as the limits count it
 TOLERANCE = 0.15
-LATE = 0.03  # seconds that a busy machine may come late
-LATEST, MARGIN = 1.2, 0.2  # when the next may send: so many times the ideal, and seconds more
+LATE = 0.03  # seconds by which a busy machine may be late
+LATEST, MARGIN = 1.2, 0.2  # the next turn begins after 1.2 times the ideal time, plus 0.2 s
 
 
 class Link(NamedTuple):
-    """What one way through the switch did.
+    """The measurement from one node to the next through the switch.
 
-    rate: bit/s, the lower one of the two links; message: bytes; seconds: that it took after the
-    silence; bulk: bit/s of payload.
+    rate: of the slower one of the two links, bit/s.
+    message: bytes; seconds: that it took after the silence.
+    bulk: payload rate in bit/s; NaN if it was not measured.
     """
 
     sender: int
@@ -47,17 +49,17 @@ class Link(NamedTuple):
 
     @property
     def ideal(self) -> float:
-        """Seconds of the message at the rate, headers included."""
+        """Seconds that the message takes at the rate, with headers."""
         return 8 * self.message / (self.rate * PAYLOAD)
 
     @property
     def least(self) -> float:
-        """Seconds that the message must have taken, less what the bucket lets through at once."""
+        """Smallest plausible seconds of the message: without the burst, which is sent at once."""
         return max(self.ideal - 8 * burst(self.rate) / self.rate, 0.0) if self.limited else 0.0
 
     @property
     def limited(self) -> bool:
-        """Whether there is a rate to hold."""
+        """Whether the link has a limit."""
         return math.isfinite(self.rate)
 
     @property
@@ -65,7 +67,7 @@ class Link(NamedTuple):
         """'ok', 'too fast', 'too slow', or 'no limit'."""
         if not self.limited:
             return 'no limit'
-        # Without a bulk its rate is not a number, and no comparison with it is true.
+        # All comparisons with a bulk rate of NaN are false.
         if self.seconds < self.least * (1 - TOLERANCE) or self.bulk > self.rate * (1 + TOLERANCE):
             return 'too fast'
         slow = self.seconds > self.ideal * (1 + TOLERANCE) + LATE
@@ -73,24 +75,30 @@ class Link(NamedTuple):
 
 
 def message_size(rate: float) -> int:
-    """Bytes to send after the silence: enough that the burst is a small part, in a few seconds."""
+    """Bytes to send after the silence: much more than the burst, but for at most some seconds."""
     if math.isinf(rate):
         return MESSAGE
     return max(min(MESSAGE, round(rate / 8 * 2)), 4 * burst(rate))
 
 
 def bulk_size(rate: float) -> int:
-    """Bytes of the bulk."""
+    """Bytes to send for the bulk rate."""
     return (
         max(round(rate / 8 * BULK_SECONDS), LEAST_BULK) if math.isfinite(rate) else UNLIMITED_BULK
     )
 
 
 def measure(cluster: Cluster, bulk: bool = True) -> list[Link]:
-    """Try every node's link; nothing else may run on the cluster.
+    """Measure every node's link; nothing else may run on the cluster.
 
-    Takes about five seconds, two without the bulk, longer below 10 Mbit/s. A single node has nobody
-    to send to. Raises ClusterError where it cannot be carried out.
+    It takes about five seconds, two without the bulk, and longer below 10 Mbit/s.
+
+    Args:
+        cluster: to measure; there is nothing to measure with a single node.
+        bulk: whether to measure bulk rates, too.
+
+    Raises:
+        ClusterError: the measurement failed.
     """
     nodes = len(cluster.names)
     if nodes == 1:
@@ -112,23 +120,23 @@ def measure(cluster: Cluster, bulk: bool = True) -> list[Link]:
             rate,
             message,
             seconds=lines[receiver][2] - lines[sender][0],
-            bulk=bulk_rate(rate, its_bulk, lines[receiver][3] - lines[sender][1]),
+            bulk=bulk_rate(rate, bulk_bytes, lines[receiver][3] - lines[sender][1]),
         )
-        for (sender, receiver), rate, (message, its_bulk) in zip(ways, rates, sizes, strict=True)
+        for (sender, receiver), rate, (message, bulk_bytes) in zip(ways, rates, sizes, strict=True)
     ]
 
 
 def bulk_rate(rate: float, sent: int, seconds: float) -> float:
-    """Bits of payload a second, without those that the full bucket let through at once."""
+    """Payload rate in bit/s, without the burst, which is sent at once. sent: bytes."""
     at_once = burst(rate) * PAYLOAD if math.isfinite(rate) else 0.0
     return 8 * (sent - at_once) / seconds if sent else math.nan
 
 
 def delays(rates: Sequence[float], sizes: Sequence[tuple[int, int]]) -> list[tuple[float, float]]:
-    """When each node sends its message and its bulk, seconds from the first message.
+    """When each node sends its message and its bulk, in seconds after the first message.
 
-    Every second node in turn; where their number is odd, the last one's neighbour would receive
-    while it sends, so the last one is a turn of its own.
+    Even nodes send first, then odd ones. If the number of nodes is odd, the last node and the first
+    are neighbours that would send in the same turn, so the last one has a turn of its own.
     """
     nodes = len(rates)
     turns = [2 if node == nodes - 1 and nodes % 2 else node % 2 for node in range(nodes)]
@@ -140,14 +148,14 @@ def delays(rates: Sequence[float], sizes: Sequence[tuple[int, int]]) -> list[tup
 
 
 def turn_seconds(rate: float, size: int) -> float:
-    """How long ``size`` bytes may take before the next node sends."""
+    """Seconds after which the next node sends, when ``size`` bytes are sent at ``rate`` bit/s."""
     return MARGIN + LATEST * 8 * size / (rate * PAYLOAD)
 
 
 def start(
     cluster: Cluster, node: int, successor: int, sizes: Sequence[tuple[int, int]]
 ) -> subprocess.Popen[bytes]:
-    """One node's probe."""
+    """Start the probe of one node. sizes: of message and bulk, by node."""
     words = [sys.executable, '-I', '-S', str(PROBE), cluster.addresses[successor]]
     words += [str(size) for size in (*sizes[node], *sizes[node - 1])]
     return enter(cluster.names[node], words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -156,7 +164,7 @@ def start(
 def conduct(
     probes: Sequence[subprocess.Popen[bytes]], delays: Sequence[tuple[float, float]]
 ) -> list[list[float]]:
-    """Let all probes send, each at its own moments after the silence; returns what each says."""
+    """Let all probes send after the silence, each after its delays; return the times they print."""
     for probe in probes:
         line(probe)
     begin = time.monotonic() + SILENCE
@@ -168,7 +176,7 @@ def conduct(
 
 
 def line(probe: subprocess.Popen[bytes]) -> str:
-    """The next line that a probe says. Raises ClusterError where it has ended instead."""
+    """The next line that a probe prints. Raises ClusterError if it has ended."""
     assert probe.stdout is not None
     text = probe.stdout.readline().decode()
     if not text:
@@ -177,7 +185,7 @@ def line(probe: subprocess.Popen[bytes]) -> str:
 
 
 def table(links: Sequence[Link]) -> str:
-    """The links, one a line."""
+    """A table with one line per link."""
     rows = [('link', 'rate', 'after silence', 'took', 'ideal', 'bulk', '')]
     rows += [
         (
@@ -191,6 +199,4 @@ def table(links: Sequence[Link]) -> str:
         )
         for link in links
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ['  '.join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    return '\n'.join(lines)
+    return '\n'.join(align(rows))

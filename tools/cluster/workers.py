@@ -1,4 +1,4 @@
-"""Running the jobs of a launcher until all have ended, or one has failed."""
+"""Running the jobs of a launcher until all of them have ended or one has failed."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ from tools.cluster.output import STDERR, Pump, Untagged, labelled, to
 
 STDOUT = 1
 TIMED_OUT = 124  # exit status, as of timeout(1)
-GRACE = 5.0  # seconds for the others to end by themselves once one has failed
-PATIENCE = 5.0  # seconds for those that are asked to end
+GRACE = 5.0  # seconds for the other workers to end after one has failed
+PATIENCE = 5.0  # seconds for terminated workers to end
 POLL = 0.02  # seconds
 
 
 def enter(machine: str, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a command on a machine of the cluster, out of reach of the terminal's Ctrl-C."""
+    """Start a command on a machine of the cluster, which does not receive the terminal's Ctrl-C."""
     words = ['sh', str(ENTER), machine, shlex.join(command)]
     return subprocess.Popen(words, start_new_session=True, **options)
 
 
 class Worker:
-    """A job that runs, in a process group of its own.
+    """A running job, in a process group of its own.
 
-    stdout: descriptor of the file that rank 0's goes to.
+    Args:
+        job: to start.
+        stdout: file descriptor for rank 0's standard output.
     """
 
     def __init__(self, job: Job, stdout: int) -> None:
@@ -52,26 +54,30 @@ class Worker:
         self._pumps = [Pump(pipe, sink, by_line=job.rank != 0) for pipe in pipes]
 
     def status(self) -> int | None:
-        """None while it runs; then its exit status, 128 + n where signal n ended it."""
+        """None while it runs; then its exit status, 128 + n if signal n ended it."""
         code = self._process.poll()
         return code if code is None or code >= 0 else 128 - code
 
     def send(self, number: int) -> None:
-        """Send a signal to all of the job."""
+        """Send a signal to all processes of the job."""
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
 
     def finish(self) -> None:
-        """Wait until all that it wrote has been handed on. Whoever could write must be gone."""
+        """Wait until all its output has been passed on. All its processes must have ended."""
         for pump in self._pumps:
             pump.join(PATIENCE)
 
 
 class Workers:
-    """All jobs of one launch, started together; ended together when the `with` block is left.
+    """All jobs of one launch, started and ended together by a `with` block.
 
-    failures: the file to which every worker that fails adds its exit status; launchers hide it.
+    Args:
+        jobs: to start.
+        stdout: file or descriptor for rank 0's standard output; None for that of this process.
+        failures: file to which every worker that fails appends its exit status, since launchers do
+            not return it.
     """
 
     def __init__(self, jobs: Sequence[Job], stdout: int | IO[Any] | None, failures: Path) -> None:
@@ -94,10 +100,11 @@ class Workers:
         self._end()
 
     def wait(self, timeout: float | None) -> int:
-        """The exit status: that of the first worker that failed, else of the launcher; 124 after
-        ``timeout`` seconds.
+        """Wait for the end of all jobs, or for GRACE seconds after the first failure.
 
-        Once one has failed, the others have GRACE seconds to say why and end.
+        Returns:
+            The exit status of the first worker that failed, else of the launcher; TIMED_OUT after
+            ``timeout`` seconds.
         """
         failed = 0
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -110,13 +117,13 @@ class Workers:
         return failed or self._first_failure(states)
 
     def finish(self) -> None:
-        """Wait until all output has been handed on. Whoever could write must be gone."""
+        """Wait until all output has been passed on. All processes must have ended."""
         for worker in self._workers:
             worker.finish()
 
     def _first_failure(self, states: Sequence[int | None]) -> int:
-        told = self._failures.read_text().splitlines() if self._failures.exists() else []
-        return int(told[0]) if told else next(filter(None, states), 0)
+        recorded = self._failures.read_text().splitlines() if self._failures.exists() else []
+        return int(recorded[0]) if recorded else next(filter(None, states), 0)
 
     def _end(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):

@@ -1,5 +1,5 @@
-"""How long a training step will take on a network that is not there yet, and who wins there.
+"""Predict the time of a training step on a given network, and which composition is the fastest.
 
-A step is measured here without its exchange, and so is what each composition costs the processor;
-how long its messages travel is arithmetic. `python -m tools.plan --help`
+A step without exchange and the processor time of each composition are measured on this host; the
+time that messages take on the network is computed. `python -m tools.plan --help`
 """

@@ -1,55 +1,56 @@
-"""What moving bytes costs this host: measured between two of its processes, or read from a file."""
+"""The cost of moving bytes on this host: measured between two processes, or read from a file."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from typing import Any
 
-from bench.cluster import say
-from bench.launch import ending
-from bench.spec import write_json
-from bench.step import start
 from dgc.costmodel import Calibration, Network
+from tools.harness.cli import log
+from tools.harness.launch import describe_status, run_workers
+from tools.harness.spec import run_with_spec, write_json
 from utils.launch import Refused
 
 WORKER = 'tools.plan.calibration_worker'
-PATIENCE = 300.0  # seconds
+TIMEOUT = 300.0  # seconds
 
 
 def obtain(file: Path | None) -> Calibration:
-    """What ``file`` holds; where there is no such file, measured, and kept there.
+    """Read the calibration from ``file``; if there is no such file, measure it and write the file.
 
-    Raises Refused where the file holds something else, or the workers fail.
+    Raises:
+        Refused: the file holds no calibration, or the workers fail.
     """
-    if file is not None and file.exists():
-        return read(file)
-    calibration = measure()
-    if file is not None:
-        write_json(file, asdict(calibration))
-    return calibration
-
-
-def read(file: Path) -> Calibration:
-    """What :func:`obtain` wrote."""
+    if file is None or not file.exists():
+        calibration = measure()
+        if file is not None:
+            write_json(file, asdict(calibration))
+        return calibration
     try:
-        content = json.loads(file.read_text())
-        networks = {name: Network(**content[name]) for name in ('network', 'processor')}
-        return Calibration(**{**content, **networks})
+        return from_json(json.loads(file.read_text()))
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise Refused(
             f'--calibration: {file} holds no calibration ({error}): delete it, and it is measured'
         ) from error
 
 
+def from_json(content: Mapping[str, Any]) -> Calibration:
+    """A calibration from its ``asdict``. Raises TypeError or KeyError for other content."""
+    networks = {name: Network(**content[name]) for name in ('network', 'processor')}
+    return Calibration(**{**content, **networks})
+
+
 def measure() -> Calibration:
-    """By two workers on this host, one thread each."""
-    say('two workers measure what moving bytes costs this host')
-    with TemporaryDirectory(prefix='plan') as name:
-        answer = Path(name) / 'answer.json'
-        write_json(Path(name) / 'spec.json', {'answer': str(answer)})
-        status = start('torchrun', 2, PATIENCE, Path(name), WORKER)
-        if not answer.exists():
-            raise Refused(f'the calibration failed: {ending(status)}')
-        return read(answer)
+    """Calibrate with two workers on this host, of one thread each. Raises Refused if they fail."""
+    log('two workers measure what moving bytes costs this host')
+
+    def start(folder: Path) -> int:
+        return run_workers('torchrun', 2, WORKER, folder, TIMEOUT)
+
+    status, answer = run_with_spec({}, start)
+    if not answer:
+        raise Refused(f'the calibration failed: {describe_status(status)}')
+    return from_json(answer)

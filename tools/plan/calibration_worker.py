@@ -8,12 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 import dgc
-from bench.spec import write_json
 from dgc.costmodel import calibrate
+from tools.harness.spec import write_json
 
 
 def main(path: str) -> None:
-    """Measure, and have rank 0 answer in the file that the spec at ``path`` names."""
+    """Calibrate; rank 0 writes the result to the file that the specification at ``path`` names."""
     engine = dgc.create()
     calibration = calibrate(engine)
     if engine.rank == 0:

@@ -1,4 +1,4 @@
-"""Predictions beside a table that `python -m bench.cluster --json` wrote."""
+"""Predictions compared with a table that `python -m bench.cluster --json` wrote."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import dgc
-from bench.report import number
-from bench.rows import COMPOSITIONS, COMPUTE
-from bench.workloads import WORKLOADS
+from dgc import Composition
 from dgc.planner import Plan, Replay
 from tools.cluster.rates import parse_rate
+from tools.harness.algorithms import COMPOSITION_NAMES, COMPUTE, compositions
+from tools.harness.tables import number
+from tools.harness.workloads import WORKLOADS
 from tools.plan.compositions import Make
 from utils.launch import Refused
 
-CLOSE = 0.25  # an error that is no more is called right
-ENGINE = 'torch'  # whose rows: the host is calibrated with it
+CLOSE = 0.25  # largest relative error of a prediction that is counted as right
+ENGINE = 'torch'  # only rows of this engine are predicted: the host is calibrated with it
 
 
 class Table(NamedTuple):
-    """What was measured, as far as it can be predicted.
+    """The part of a table that can be predicted.
 
-    threads: of a worker. compute: ms of a step without the others, by rate.
-    rows: of compositions of ours. others: names of the rows that are not.
+    threads: per worker. compute: ms of a step without exchange, by rate.
+    rows: of our compositions. others: names of all other rows.
     """
 
     model: str
@@ -38,12 +38,12 @@ class Table(NamedTuple):
 
     @property
     def subjects(self) -> dict[str, dict[str, Any]]:
-        """Rows of which no two have the same composition and buckets, by what tells them apart."""
+        """One row for each different pair of composition and buckets, by their identification."""
         return {subject(row): row for row in self.rows}
 
 
 class Cell(NamedTuple):
-    """One row at one rate. All in ms; low, high: the least and the greatest measured."""
+    """One row at one rate, in ms. low, high: minimum and maximum of the measured times."""
 
     rate: str
     name: str
@@ -54,18 +54,22 @@ class Cell(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Of the prediction, relative to what was measured."""
+        """Error of the prediction, relative to the measured time."""
         return self.predicted / self.measured - 1
 
 
 def subject(row: dict[str, Any]) -> str:
-    """What is measured of a row: its composition, with its buckets."""
+    """Identification of what is measured for a row: its composition, with its buckets."""
     plan = row.get('plan')
     return row['row'] if plan is None else f'{row["row"]} {json.dumps(plan["buckets"])}'
 
 
 def read(file: Path) -> Table:
-    """The table in a file. Raises Refused where it is none, or none that can be predicted."""
+    """Read the table in a file.
+
+    Raises:
+        Refused: the file is no such table, or nothing in it can be predicted.
+    """
     try:
         table = parse(json.loads(file.read_text()))
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -74,26 +78,26 @@ def read(file: Path) -> Table:
         ) from error
     if not table.rows:
         raise Refused(
-            f"--check: {file} has nothing to predict: that takes the row 'compute (torch)' of a "
-            f'rate, and rows of ours under torch, which are {", ".join(COMPOSITIONS)}'
+            f"--check: {file} has nothing to predict: that needs the row '{COMPUTE} ({ENGINE})' of "
+            f'a rate, and rows of ours under {ENGINE}, which are {", ".join(COMPOSITION_NAMES)}'
         )
     if table.model not in WORKLOADS:
         raise Refused(
-            f'--check: {file} is of the model {table.model!r}: bench/workloads.py knows '
+            f'--check: {file} is of the model {table.model!r}: tools/harness/workloads.py has '
             f'{", ".join(WORKLOADS)}'
         )
     return table
 
 
 def parse(results: Sequence[dict[str, Any]]) -> Table:
-    """From the rows of the JSON file. Raises ValueError or KeyError for what they should not be."""
+    """The table of a JSON file's rows. Raises ValueError or KeyError if they are no such rows."""
     measured = [row for row in results if 'error' not in row]
     subjects = {(row['model'], row['batch'], row['nodes'], row['threads']) for row in measured}
     if len(subjects) != 1:
         raise ValueError('it should be of one model, batch, and number of nodes and threads')
     ours = [row for row in measured if row['engine'] == ENGINE]
     compute = {row['rate']: row['median_ms'] for row in ours if row['row'] == COMPUTE}
-    rows = [row for row in ours if row['row'] in COMPOSITIONS and row['rate'] in compute]
+    rows = [row for row in ours if row['row'] in COMPOSITION_NAMES and row['rate'] in compute]
     for row in rows:
         parse_rate(row['rate'])
     names = {row['name'] for row in rows}
@@ -102,10 +106,10 @@ def parse(results: Sequence[dict[str, Any]]) -> Table:
 
 
 def maker(base: str, plan: dict[str, Any] | None = None) -> Make:
-    """Makes the composition of a row, with the buckets that it had."""
+    """What makes the composition of a row, with the buckets of its saved plan."""
 
-    def make() -> dgc.Composition:
-        composition = COMPOSITIONS[base](dgc)
+    def make() -> Composition:
+        composition = compositions()[base]()
         if plan is None:
             return composition
         return replace(composition, planner=Replay('the table', Plan.from_json(plan)))
@@ -121,11 +125,17 @@ def cell(row: dict[str, Any], predicted: float) -> Cell:
 
 
 def report(table: Table, cells: Sequence[Cell]) -> str:
-    """What a person reads: each cell, how many are right, and whether the winners are."""
-    title = f'{table.model}, batch {table.batch}, {table.nodes} nodes: predicted beside measured'
-    head = f'{"rate":10}{"row":26}{"predicted":>12}{"measured":>12}{"error":>9}'
+    """Text for people: every cell, how many are right, and whether the winners are."""
+    lines = [
+        f'{table.model}, batch {table.batch}, {table.nodes} nodes: predicted and measured ms '
+        'per step',
+        f'{"rate":10}{"row":26}{"predicted":>12}{"measured":>12}{"error":>9}',
+    ]
+    for each in cells:
+        times = f'{number(each.predicted):>12}{number(each.measured):>12}'
+        lines.append(f'{each.rate:10}{each.name:26}{times}{each.error:>+9.0%}')
     close = sum(abs(each.error) <= CLOSE for each in cells)
-    lines = [title, head, *map(line, cells), f'{close} of {len(cells)} within {CLOSE:.0%}']
+    lines.append(f'{close} of {len(cells)} within {CLOSE:.0%}')
     rates = dict.fromkeys(each.rate for each in cells)
     lines += [winner([each for each in cells if each.rate == rate]) for rate in rates]
     if table.others:
@@ -133,14 +143,11 @@ def report(table: Table, cells: Sequence[Cell]) -> str:
     return '\n'.join(lines)
 
 
-def line(each: Cell) -> str:
-    """One cell."""
-    times = f'{number(each.predicted):>12}{number(each.measured):>12}'
-    return f'{each.rate:10}{each.name:26}{times}{each.error:>+9.0%}'
-
-
 def winner(cells: Sequence[Cell]) -> str:
-    """Of one rate: whether who was predicted to win did, or was as good as who did."""
+    """For one rate, whether the predicted winner was the measured one, or was as fast.
+
+    It was as fast if its median lies within the spread of the measured winner's times.
+    """
     expected = min(cells, key=lambda each: each.predicted)
     first = min(cells, key=lambda each: each.measured)
     begin = f'{expected.rate}: {expected.name} is predicted to win, '

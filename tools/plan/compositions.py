@@ -1,4 +1,4 @@
-"""What is compared: dense, the user's own stack, and that with each other exchange in its place."""
+"""The compositions that are compared: dense, the user's, and that with every other exchange."""
 
 from __future__ import annotations
 
@@ -11,62 +11,49 @@ from dgc import Composition
 from dgc.compressors import Dense, SampledTopK
 from dgc.engines import LocalEngine
 from dgc.engines.group import Group
-from dgc.exchanges import (
-    AllGather,
-    AllReduce,
-    ChunkAllReduce,
-    Exchange,
-    GTopK,
-    GTopKDoubling,
-    Hierarchical,
-    OkTopK,
-    SparDL,
-)
+from dgc.exchanges import AllReduce, Exchange, Hierarchical
 from dgc.planner import BySize, Timed
+from tools.harness.algorithms import DENSE, DENSITY, packed, training_exchanges
 
-DENSE, YOURS = 'dense', 'yours'
-RATIO = 0.001
-MANY = 32  # workers: an exchange that needs more to begin with is not measured
-EXCHANGES: dict[str, Callable[[], Exchange]] = {
-    'all-gather': AllGather,
-    'gtopk': GTopK,
-    'gtopk doubling': GTopKDoubling,
-    'spardl': lambda: SparDL(compressor=SampledTopK()),
-    'oktopk': OkTopK,
-    'chunk': lambda: ChunkAllReduce(chunk=1024),
-}
+YOURS = 'yours'  # name of the composition of the user's stack
+MOST = 32  # an exchange that serves no number of workers up to this is not measured
 
-Make = Callable[[], Composition]  # a new one every time, since exchanges remember
+Make = Callable[[], Composition]  # makes a new one every time, since exchanges have state
 
 
 class UnfitError(Exception):
-    """A composition cannot be measured here. Its text is one line, meant for the user."""
+    """A composition cannot be measured here. The message is one line for the user."""
 
 
 class Candidate(NamedTuple):
-    """A composition that may win."""
+    """A composition that is compared."""
 
     name: str
     make: Make
 
 
-class Field(NamedTuple):
-    """All that are compared, dense first. notes: what the user should know of the choice."""
+class Comparison(NamedTuple):
+    """All compositions that are compared, dense first. notes: for the user, about the choice."""
 
     candidates: list[Candidate]
     notes: list[str]
 
+    @property
+    def own(self) -> Make:
+        """What makes the composition of the user's stack."""
+        return next((c.make for c in self.candidates if c.name == YOURS), self.candidates[0].make)
 
-def field(yours: Make) -> Field:
-    """From the composition of the user's stack, which ``yours`` makes."""
+
+def comparison(stack: Make) -> Comparison:
+    """Choose what is compared with the composition that ``stack`` makes."""
     candidates, notes = [Candidate(DENSE, dgc.dense)], []
-    base = yours
-    if isinstance(yours().exchange, Hierarchical):
+    base = stack
+    if isinstance(stack().exchange, Hierarchical):
         notes.append(
             'your stack sums inside each machine first: a worker here is a machine, and the sum '
             'inside it is not counted'
         )
-        base = between_machines(yours)
+        base = between_machines(stack)
     if isinstance(base().planner, Timed):
         notes.append(
             'your stack divides the model by times measured in the run: here it is divided by '
@@ -78,58 +65,47 @@ def field(yours: Make) -> Field:
         candidates.append(Candidate(YOURS, base))
     else:
         notes.append(
-            f'your stack is dense: compared with Deep Gradient Compression at {RATIO:.1%}, with '
+            f'your stack is dense: compared with Deep Gradient Compression at {DENSITY:.1%}, with '
             '8-bit values and packed indices'
         )
         base = packed
     candidates += [
         Candidate(name, with_exchange(base, exchange))
-        for name, exchange in EXCHANGES.items()
-        if not alike(own, exchange())
+        for name, exchange in training_exchanges().items()
+        if description(own) != description(exchange())
     ]
-    return Field(candidates, notes)
+    return Comparison(candidates, notes)
 
 
 def compresses(composition: Composition) -> bool:
-    """Whether anything is left out once the warm-up is over."""
+    """Whether the composition sends only a part of the elements after its warm-up."""
     return composition.schedule.ratio < 1 and not isinstance(composition.exchange, AllReduce)
 
 
-def packed() -> Composition:
-    """What a dense stack is compared with."""
-    return dgc.deep_gradient_compression(RATIO, values='int8', indices='packed')
-
-
-def alike(one: Exchange, other: Exchange) -> bool:
-    """Whether two exchanges that have done nothing yet have the same settings."""
-    return description(one) == description(other)
-
-
 def description(part: Any) -> Any:
-    """A part's class and settings, and those of the parts in it."""
+    """The class and settings of a part that was just made, and those of the parts in it."""
     if not type(part).__module__.startswith('dgc.'):
         return part
     return type(part), {name: description(setting) for name, setting in vars(part).items()}
 
 
 def with_exchange(make: Make, exchange: Callable[[], Exchange]) -> Make:
-    """The same composition with another exchange, and a compressor that fits where its own does
-    not."""
+    """The same composition with another exchange, and with a compressor that fits it."""
 
     def made() -> Composition:
-        composition, ours = make(), exchange()
+        composition, replacement = make(), exchange()
         compressor = composition.compressor
-        if ours.selects:
+        if replacement.selects:
             compressor = Dense()
         elif isinstance(compressor, Dense):
             compressor = SampledTopK()
-        return replace(composition, exchange=ours, compressor=compressor)
+        return replace(composition, exchange=replacement, compressor=compressor)
 
     return made
 
 
 def between_machines(make: Make) -> Make:
-    """The same with the exchange that a hierarchical one has between machines."""
+    """The same composition with the exchange that a hierarchical one uses between machines."""
 
     def made() -> Composition:
         composition = make()
@@ -140,12 +116,12 @@ def between_machines(make: Make) -> Make:
 
 
 def by_size(make: Make) -> Make:
-    """The same with the planner that measures nothing."""
+    """The same composition with the planner that measures nothing."""
     return lambda: replace(make(), planner=BySize())
 
 
 def unfit(exchange: Exchange, workers: int) -> str:
-    """Why an exchange cannot serve so many workers; '' where it can."""
+    """The reason why an exchange cannot serve a number of workers; '' if it can."""
     try:
         exchange.check(Group(LocalEngine(), range(workers)))
     except ValueError as error:
@@ -154,11 +130,12 @@ def unfit(exchange: Exchange, workers: int) -> str:
 
 
 def sizes(exchange: Exchange, count: int) -> list[int]:
-    """Numbers of workers that it serves: the first from 2 on, and its doubles, so many in all.
+    """``count`` numbers of workers that an exchange serves: the first from 2 on, and its doubles.
 
-    Raises UnfitError where it serves none of the first.
+    Raises:
+        UnfitError: it serves none of 2 to MOST workers.
     """
-    first = next((size for size in range(2, MANY + 1) if not unfit(exchange, size)), 0)
+    first = next((size for size in range(2, MOST + 1) if not unfit(exchange, size)), 0)
     if not first:
-        raise UnfitError(unfit(exchange, MANY))
+        raise UnfitError(unfit(exchange, MOST))
     return [first << power for power in range(count)]

@@ -1,43 +1,39 @@
-"""How many messages an exchange takes, one after another and in all: counted, on a small bucket."""
+"""Counting an exchange's messages on a small bucket: consecutive ones, and those of one worker."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-import torch
-from torch.nn import Parameter
-
 from dgc import simulate
-from dgc.buckets import Bucket
-from dgc.compressors import TopK
 from dgc.costmodel import Network
 from dgc.engines import SimulatedEngine
 from dgc.exchanges import AllReduce
-from dgc.schedule import RatioSchedule
-from dgc.sparse import Sparse
+from tools.harness.exchange_probe import ExchangeProbe
 from tools.plan.compositions import Make, sizes, unfit
 from tools.plan.meter import Counting
 from tools.plan.predict import Counts, Growth
 
 NUMEL, K = 4096, 256
-DOUBLINGS = 4  # 2 to 16 workers: what an exchange takes among more follows from how it grows there
-# A second a message and a nanosecond a byte: a clock that shows both.
+DOUBLINGS = 4  # 2 to 16 workers, from which the counts of more workers are extrapolated
+# One second per message and one nanosecond per byte: the virtual clock then shows both counts.
 BYTE = 1e-9
 NETWORK = Network(alpha=1.0, beta=BYTE)
-STEPS = 2  # the last counts: in the first, some exchanges find out what they use again
+STEPS = 2  # only the last counts: in the first, some exchanges find regions that they use again
 
 
 def growth(make: Make, workers: Iterable[int]) -> Growth:
-    """The counts of a composition's exchange among a few workers, and among those of ``workers``
-    that are no more."""
+    """Count a composition's exchange with a few workers, and extrapolate to more.
+
+    Numbers in ``workers`` that are no larger are counted, too.
+    """
     exchange = make().exchange
     few = sizes(exchange, DOUBLINGS)
-    asked = {size for size in workers if size < few[-1] and not unfit(exchange, size)}
-    return Growth({size: count(make, size) for size in {*few, *asked}})
+    requested = {size for size in workers if size < few[-1] and not unfit(exchange, size)}
+    return Growth({size: count(make, size) for size in {*few, *requested}})
 
 
 def count(make: Make, workers: int) -> Counts:
-    """Of one exchange among so many."""
+    """Count one exchange with a number of workers."""
     ranks = simulate(workers, lambda engine: exchange_once(make, engine), NETWORK)
     exchange, codec = make().exchange, make().codec
     clock, sends, handled = map(max, zip(*ranks, strict=True))
@@ -50,20 +46,11 @@ def count(make: Make, workers: int) -> Counts:
 
 
 def exchange_once(make: Make, engine: SimulatedEngine) -> tuple[float, int, int]:
-    """One worker's seconds, on the virtual clock, and the messages that it sends and handles."""
+    """One worker's virtual seconds, messages sent, and messages encoded or decoded."""
     composition = make()
-    codec, exchange = Counting(composition.codec), composition.exchange
-    weight = Parameter(torch.empty(NUMEL), requires_grad=False)
-    bucket = Bucket([('weight', weight, {})], RatioSchedule(K / NUMEL))
-    bucket.ratio = K / NUMEL
-    draw = torch.Generator().manual_seed(engine.rank)
-    begin, before = 0.0, 0
+    codec = Counting(composition.codec)
+    probe = ExchangeProbe(composition.exchange, NUMEL, K, engine, lambda: engine.clock, codec)
     for _ in range(STEPS):
-        bucket.gradient.normal_(generator=draw)
-        message = TopK().compress(bucket.gradient, bucket.ratio)
-        if exchange.selects or isinstance(exchange, AllReduce):
-            message = Sparse(bucket.gradient.clone(), None, NUMEL)
-        engine.barrier()  # so that all clocks are alike
-        codec.handled, begin, before = 0, engine.clock, engine.traffic.messages
-        exchange.sum(bucket, message, codec, engine)
-    return engine.clock - begin, engine.traffic.messages - before, codec.handled
+        codec.handled = 0
+        step = probe.step()
+    return step.seconds, step.messages, codec.handled

@@ -1,4 +1,4 @@
-"""A stack's model divided into buckets in several ways, with what each is predicted to take."""
+"""The buckets of a model by several planners, with the predicted step of each."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from dgc import Composition
 from dgc.costmodel import Calibration, Line
 from dgc.planner import Merged, Plan, extremes
 from dgc.planner.calibration import sizes
-from dgc.planner.forecast import Costs, Forecast, Route, Timing
+from dgc.planner.forecast import Costs, Forecast, Timing
 from dgc.timeline import Passage, Span, spans
 from tools.plan.compositions import Make
 from tools.plan.measure import Bench
 from tools.plan.path import Blueprint, dense_line, sparse_line
-from tools.plan.predict import Counts, Setting, exchange_line, moving_line, of_a_ring
+from tools.plan.predict import Counts, Setting, ring_counts, route, scaled
 
-COPIES = 5  # of which the least counts
+COPIES = 5  # of which the fastest counts
 
 
 class Division(NamedTuple):
-    """One way to divide, in seconds after the step's begin.
+    """The buckets of one planner. All times in seconds after the start of the step.
 
-    forward, backward: when each pass would end if there were no buckets.
+    forward, backward: when each pass would end without any bucket.
+    end: when the step ends, with the optimizer's update.
     """
 
     name: str
@@ -38,66 +39,68 @@ class Division(NamedTuple):
 
     @property
     def spans(self) -> list[Span]:
-        """Of each bucket."""
+        """When each bucket is compressed and sent."""
         return spans(self.passages, self.backward)
 
     @property
     def core(self) -> float:
-        """When the core has made the backward pass, and whatever the buckets cost it."""
+        """When the core has finished the backward pass and its work on all buckets."""
         return self.backward + sum(each.processor + each.moving for each in self.passages)
 
 
 def divisions(bench: Bench, make: Make, host: Calibration, setting: Setting) -> list[Division]:
-    """Per tensor, the whole model, and merged, of one composition. Raises UnfitError."""
+    """One composition's buckets per tensor, of the whole model, and merged. Raises UnfitError."""
     composition = make()
     trained = bench.subject.trained(composition)
     rules, schedule = composition.rules, composition.schedule
-    step = bench.step.scaled(setting.sharing)
+    step = scaled(bench.step, setting.sharing)
     numel = sum(parameter.numel() for _, parameter, _ in trained)
     timing = Timing(step.arrivals, step.backward, costs(bench, make, numel, host, setting))
     forecast = Forecast(timing, composition.exchange, composition.codec)
-    ways = {**extremes(trained, rules, schedule), 'merged': Merged(forecast)}
+    update = setting.sharing * bench.update(composition)
+    planners = {**extremes(trained, rules, schedule), 'merged': Merged(forecast)}
     found = []
-    for name, planner in ways.items():
+    for name, planner in planners.items():
         buckets = planner.plan(trained, rules, schedule, ())
         passages = forecast.passages(buckets)
         plan = Plan.of(buckets, rules, schedule)
-        forward = setting.sharing * bench.forward
-        seconds = forecast.seconds(buckets) + setting.sharing * bench.update(composition)
-        found.append(Division(name, plan, passages, forward, step.backward, seconds))
+        seconds = forecast.seconds(buckets) + update
+        found.append(Division(name, plan, passages, step.forward, step.backward, seconds))
     return found
 
 
 def costs(bench: Bench, make: Make, numel: int, host: Calibration, setting: Setting) -> Costs:
-    """What buckets of any size take in a setting: their processor's part measured here."""
-    composition, workers, busy = make(), setting.workers, setting.sharing
-    some = sizes(numel)[::-2][::-1]  # every second one, the largest among them
+    """The costs of buckets of up to ``numel`` elements in a setting.
 
-    def compress(lines: Sequence[Line], handled: float) -> Line:
-        points = [(n, busy * line.at(handled)) for n, line in zip(some, lines, strict=True)]
+    Processor times are measured here, at every second of the sizes that the library calibrates
+    with, the largest included; network times are computed.
+    """
+    composition, workers, busy = make(), setting.workers, setting.sharing
+    some = sizes(numel)[::-2][::-1]
+
+    def compress(lines: Sequence[Line], counts: Counts) -> Line:
+        points = [(n, busy * line.at(counts.handled)) for n, line in zip(some, lines, strict=True)]
         return Line.through(points)[0]
 
-    def route(lines: Sequence[Line], counts: Counts) -> Route:
-        exchange, moving = (line(counts, host, setting) for line in (exchange_line, moving_line))
-        return Route(compress(lines, counts.handled), exchange, moving=moving)
-
-    dense = route([dense_line(make, one(n, composition)) for n in some], of_a_ring(workers))
+    ring = ring_counts(workers)
+    lines = [dense_line(make, one(n, composition)) for n in some]
+    dense = route(compress(lines, ring), ring, host, setting)
     sparse = None
     if composition.schedule.ratio < 1:
         counts = bench.growth(make).at(workers)
         lines = [sparse_line(make, one(n, composition)) for n in some]
-        sparse = route(lines, counts)
+        sparse = route(compress(lines, counts), counts, host, setting)
     return Costs(workers, sparse, dense, copying(numel, busy))
 
 
 def one(numel: int, composition: Composition) -> Blueprint:
-    """A bucket of one parameter."""
+    """A bucket of one parameter of ``numel`` elements."""
     parameter = Parameter(torch.empty(numel, 1), requires_grad=False)
     return Blueprint([('one', parameter, {})], composition.schedule)
 
 
 def copying(numel: int, busy: float) -> Line:
-    """Seconds by elements."""
+    """Seconds of a copy, by elements. busy: workers that share a core."""
     source, target = torch.zeros(numel), torch.zeros(numel)
     times = []
     for _ in range(COPIES):

@@ -1,4 +1,4 @@
-"""The timeline of a step: backward, compress and communicate, for each way to divide a model."""
+"""The timeline of a step (backward, compress, communicate), for each division into buckets."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ MARKS = string.digits[1:] + string.ascii_lowercase + string.ascii_uppercase
 
 
 def text(divisions: Sequence[Division]) -> str:
-    """For a terminal: all on one scale, each bucket with its mark."""
+    """The timelines for a terminal, on one scale, with a mark for each bucket."""
     longest = max(each.end for each in divisions)
     lines = [
-        'timeline of a step: - forward, = backward (with what buckets cost the core), a mark for '
-        f'each bucket; {1e3 * longest / WIDTH:.1f} ms a column'
+        'timeline of a step: - forward, = backward (with the work on buckets), a mark for each '
+        f'bucket; {1e3 * longest / WIDTH:.1f} ms per column'
     ]
     for each in divisions:
         lines += ['', *block(each, WIDTH / longest)]
@@ -25,14 +25,14 @@ def text(divisions: Sequence[Division]) -> str:
 
 
 def block(division: Division, columns: float) -> list[str]:
-    """One division. columns: a second."""
+    """The lines of one division. columns: per second."""
     spans = division.spans
     passes = paint([(0.0, division.forward, '-'), (division.forward, division.core, '=')], columns)
     marked = [(span, MARKS[number % len(MARKS)]) for number, span in enumerate(spans)]
     compress = paint([(span.begin, span.sent, mark) for span, mark in marked], columns)
     communicate = paint([(span.sent, span.end, mark) for span, mark in marked], columns)
     return [
-        f'{division.name}: {len(spans)} buckets, {1e3 * division.end:.1f} ms a step',
+        f'{division.name}: {len(spans)} buckets, {1e3 * division.end:.1f} ms per step',
         f'  backward     {passes}',
         f'  compress     {compress}',
         f'  communicate  {communicate}',
@@ -40,7 +40,7 @@ def block(division: Division, columns: float) -> list[str]:
 
 
 def paint(bars: Iterable[tuple[float, float, str]], columns: float) -> str:
-    """Bars (begin, end, mark) in seconds, on one line; each at least one column."""
+    """Draw bars (begin, end, mark), in seconds, on one line; each has at least one column."""
     line = [' '] * (WIDTH + 1)
     for begin, end, mark in bars:
         first = min(int(begin * columns), WIDTH)
@@ -50,8 +50,8 @@ def paint(bars: Iterable[tuple[float, float, str]], columns: float) -> str:
 
 
 def draw(divisions: Sequence[Division], title: str, file: Path) -> None:
-    """Write a PNG: a panel a division, all on one scale."""
-    from matplotlib.figure import Figure  # takes a second
+    """Write a PNG with one panel per division, all on one scale."""
+    from matplotlib.figure import Figure  # takes a second to import
 
     figure = Figure(figsize=(11, 1.9 * len(divisions) + 0.6), layout='constrained')
     panels = figure.subplots(len(divisions), 1, sharex=True, squeeze=False)[:, 0]
@@ -67,6 +67,6 @@ def draw(divisions: Sequence[Division], title: str, file: Path) -> None:
         axes.axvline(1e3 * each.end, color='0.3', linewidth=0.8)
         axes.set_yticks([2.5, 1.5, 0.5], ['forward, backward', 'compress', 'communicate'])
         axes.set_title(f'{each.name}: {len(each.passages)} buckets, {1e3 * each.end:.1f} ms')
-    panels[-1].set_xlabel('ms after the step began')
+    panels[-1].set_xlabel('ms after the start of the step')
     figure.suptitle(title)
     figure.savefig(file, format='png', dpi=130)

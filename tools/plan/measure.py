@@ -1,4 +1,4 @@
-"""Measuring on this host what a prediction is made from."""
+"""Measuring on this host what predictions are computed from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dgc.profile import profile
 from tools.plan.compositions import Candidate, Make, unfit
 from tools.plan.counts import growth
 from tools.plan.path import Blueprint, blueprints, dense_line, sparse_line
-from tools.plan.predict import Growth, Measured, Part, Step, is_sparse
+from tools.plan.predict import Growth, Measured, Part
 from tools.plan.subject import Subject
 
 BATCHES = 9
@@ -22,23 +22,25 @@ UPDATES = 5
 
 
 class Bench:
-    """What one subject takes, and its compositions, each thing measured once.
+    """Measures a subject and its compositions, everything once.
 
-    workers: the numbers of them that predictions will be for.
-    step: forward and backward pass; forward: when the second begins.
+    Args:
+        subject: what is trained.
+        workers: the numbers of workers to predict for.
+
+    Attributes:
+        step: profile of the forward and backward pass.
     """
 
     def __init__(self, subject: Subject, workers: Collection[int]) -> None:
         self.subject = subject
         self.workers = workers
-        profiled = profile(subject.model, subject.closure, BATCHES)
-        self.step = Step(profiled.arrivals, profiled.backward)
-        self.forward = profiled.forward
+        self.step = profile(subject.model, subject.closure, BATCHES)
         self._updates: dict[str, float] = {}
         self._dense: dict[tuple[str, int], Line] = {}
 
     def composition(self, candidate: Candidate) -> Measured:
-        """What one composition costs. Raises UnfitError where that cannot be measured here."""
+        """Measure one composition. Raises UnfitError if that is impossible here."""
         composition = candidate.make()
         planned = blueprints(composition, self.subject.trained(composition))
         parts = [self._part(candidate, blueprint) for blueprint in planned]
@@ -54,37 +56,36 @@ class Bench:
         )
 
     def growth(self, make: Make) -> Growth:
-        """How what an exchange does grows with the workers."""
+        """Count how the messages of a composition's exchange grow with the number of workers."""
         return growth(make, self.workers)
 
     def update(self, composition: Composition) -> float:
-        """Seconds of the optimizer that goes with a composition."""
+        """Seconds of an update of the optimizer that goes with a composition."""
         optimizer = self.subject.optimizer(composition)
         kind = type(optimizer).__name__
         if kind not in self._updates:
-            optimizer.step()  # which makes its state
+            optimizer.step()  # allocates its state
             self._updates[kind] = statistics.median(timed(optimizer) for _ in range(UPDATES))
         return self._updates[kind]
 
     def _part(self, candidate: Candidate, blueprint: Blueprint) -> Part:
-        """One bucket; what no number of workers asks for is not measured."""
+        """Measure one bucket, on the paths that it takes with these numbers of workers."""
         composition = candidate.make()
-        exchange, codec = composition.exchange, composition.codec
-        routes = {
-            is_sparse(blueprint.numel, blueprint.k, exchange, codec, workers)
+        paths = {
+            blueprint.is_sparse(composition, workers)
             for workers in self.workers
-            if not unfit(exchange, workers)
+            if not unfit(composition.exchange, workers)
         }
         return Part(
             [name for name, *_ in blueprint.parameters],
             blueprint.numel,
-            blueprint.k,
-            sparse_line(candidate.make, blueprint) if True in routes else None,
-            self._dense_line(candidate, blueprint) if False in routes else None,
+            blueprint.density,
+            sparse_line(candidate.make, blueprint) if True in paths else None,
+            self._dense_line(candidate, blueprint) if False in paths else None,
         )
 
     def _dense_line(self, candidate: Candidate, blueprint: Blueprint) -> Line:
-        """Buckets that are dense under the same memory cost the same."""
+        """Measure the dense path, once for all buckets of one size under the same memory."""
         key = type(candidate.make().memory).__name__, blueprint.numel
         if key not in self._dense:
             self._dense[key] = dense_line(candidate.make, blueprint)

@@ -1,4 +1,4 @@
-"""What the parts of a path are put into, to see what goes on inside."""
+"""Wrappers that measure what happens inside the path of a bucket."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ T = TypeVar('T')
 
 
 class Metered(Engine):
-    """Another engine, which carries everything.
+    """Passes all calls to another engine, and measures their processor time.
 
-    processor: seconds that this thread has spent inside it. In a simulation they say nothing of
-    what a real engine costs.
+    Attributes:
+        processor: seconds that this thread has spent inside the other engine. For a simulated
+            engine they are not those of a real one.
     """
 
     name = 'metered'
@@ -56,7 +57,11 @@ class Metered(Engine):
 
 
 class Counting(Codec):
-    """Another codec's codings. handled: messages encoded or decoded so far."""
+    """A codec with the codings of another one, which counts messages.
+
+    Attributes:
+        handled: number of messages encoded or decoded so far.
+    """
 
     def __init__(self, codec: Codec) -> None:
         super().__init__(codec.values, codec.indices)

@@ -1,4 +1,4 @@
-"""What a bucket's path costs the processor: measured on simulated workers, which take turns."""
+"""Processor time of a bucket's path, measured on simulated workers, which run one at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bench.worker import free_memory
 from dgc import Composition, RatioSchedule, simulate
 from dgc.buckets import Bucket
 from dgc.compressors.base import keep
@@ -21,36 +20,46 @@ from dgc.engines import SimulatedEngine
 from dgc.planner import Named
 from dgc.planner.calibration import heavy_tailed
 from dgc.reducer import Reducer
+from tools.harness.machine import free_memory
 from tools.plan.compositions import Make, UnfitError, sizes
 from tools.plan.meter import Counting, Metered
-from tools.plan.predict import fit, is_sparse
+from tools.plan.predict import fit
 
 DOUBLINGS = 3  # 2, 4 and 8 workers
 WARMUP, STEPS = 2, 5
-BYTES = 20  # that a worker takes for an element: gradient, two buffers, and two to draw from
-SHARE = 0.8  # of the free memory that may be used
+BYTES = 20  # per element and worker: the gradient, two buffers, and two to draw gradients from
+SHARE = 0.8  # fraction of the free memory that may be used
+SHIFT = 7919  # elements by which the gradient is rotated from step to step
 
 
 class Blueprint(NamedTuple):
-    """A bucket that is yet to be made. schedule: None where it is always dense."""
+    """The contents of a bucket, without storage. schedule: None if it is always dense."""
 
     parameters: Sequence[Named]
     schedule: RatioSchedule | None
 
     @property
     def numel(self) -> int:
-        """Its elements."""
+        """Number of elements."""
         return sum(parameter.numel() for _, parameter, _ in self.parameters)
 
     @property
-    def k(self) -> int:
-        """Elements that are sent once the warm-up is over."""
-        return self.numel if self.schedule is None else keep(self.numel, self.schedule.ratio)
+    def density(self) -> float | None:
+        """Fraction of the elements that is sent after the warm-up; None if it is always dense."""
+        return None if self.schedule is None else self.schedule.ratio
 
-    def bucket(self, composition: Composition, ratio: float) -> Bucket:
-        """One worker's."""
+    def is_sparse(self, composition: Composition, workers: int) -> bool:
+        """Whether the reducer sends it sparse: if the sparse messages are the shorter ones."""
+        if self.density is None:
+            return False
+        k = keep(self.numel, self.density)
+        exchange, codec = composition.exchange, composition.codec
+        return k < self.numel and exchange.pays(self.numel, k, codec, workers)
+
+    def bucket(self, composition: Composition, density: float) -> Bucket:
+        """A bucket of one worker, with the buffers of the composition's memory."""
         bucket = Bucket(self.parameters, self.schedule, composition.memory.buffers)
-        bucket.ratio = ratio
+        bucket.ratio = density
         return bucket
 
 
@@ -63,26 +72,27 @@ def blueprints(composition: Composition, trained: Sequence[Named]) -> list[Bluep
 
 
 def sparse_line(make: Make, blueprint: Blueprint) -> Line:
-    """Seconds by messages handled, among those numbers of workers for which the memory suffices.
+    """Measure the processor seconds of the sparse path, by messages handled.
 
-    Raises UnfitError where it does for none.
+    Raises:
+        UnfitError: the free memory suffices for no number of workers.
     """
-    composition, numel, k = make(), blueprint.numel, blueprint.k
-    exchange, codec = composition.exchange, composition.codec
-    few = sizes(exchange, DOUBLINGS)
-    few = [size for size in few if is_sparse(numel, k, exchange, codec, size)] or few[:1]
-    assert blueprint.schedule is not None
-    ratio = blueprint.schedule.ratio
-    return fit([point(make, blueprint, size, ratio) for size in affordable(few, numel)])
+    composition, density = make(), blueprint.density
+    assert density is not None
+    few = sizes(composition.exchange, DOUBLINGS)
+    few = [size for size in few if blueprint.is_sparse(composition, size)] or few[:1]
+    few = affordable(few, blueprint.numel)
+    return fit([point(make, blueprint, size, density) for size in few])
 
 
 def dense_line(make: Make, blueprint: Blueprint) -> Line:
-    """Seconds of the path that sends all: the same among any number of workers.
+    """Measure the processor seconds of the dense path, which any number of workers have alike.
 
-    Raises UnfitError where the memory does not suffice.
+    Raises:
+        UnfitError: the free memory does not suffice.
     """
     (fewest,) = affordable(sizes(make().exchange, 1), blueprint.numel)
-    _, seconds = point(make, blueprint, fewest, ratio=1.0)
+    _, seconds = point(make, blueprint, fewest, density=1.0)
     return Line(seconds, 0.0)
 
 
@@ -97,28 +107,33 @@ def affordable(few: Sequence[int], numel: int) -> list[int]:
     return [size for size in few if size * BYTES * numel <= free]
 
 
-def point(make: Make, blueprint: Blueprint, workers: int, ratio: float) -> tuple[int, float]:
-    """How many messages the busiest of the workers handles in a step, and its seconds: the mean of
-    those that are as busy."""
+def point(make: Make, blueprint: Blueprint, workers: int, density: float) -> tuple[int, float]:
+    """Measure a bucket's path with a number of workers.
+
+    Returns:
+        How many messages the busiest workers handle per step, and their mean processor seconds.
+    """
     with one_thread():
-        ranks = simulate(workers, lambda engine: walk(make, blueprint, ratio, engine))
+        ranks = simulate(workers, lambda engine: walk(make, blueprint, density, engine))
     most = max(handled for handled, _ in ranks)
     return most, statistics.mean(seconds for handled, seconds in ranks if handled == most)
 
 
 def walk(
-    make: Make, blueprint: Blueprint, ratio: float, engine: SimulatedEngine
+    make: Make, blueprint: Blueprint, density: float, engine: SimulatedEngine
 ) -> tuple[int, float]:
-    """One worker's messages and processor seconds in a step, without what is spent in the engine:
-    medians over some steps."""
+    """One worker's messages handled and processor seconds per step, medians over some steps.
+
+    The time inside the engine is not counted: it is that of the simulation.
+    """
     composition, metered = make(), Metered(engine)
     codec = Counting(composition.codec)
-    bucket = blueprint.bucket(composition, ratio)
+    bucket = blueprint.bucket(composition, density)
     reducer = Reducer([bucket], replace(composition, codec=codec), metered)
     noise = heavy_tailed(bucket.numel, engine.rank).to(bucket.dtype)
     handled, seconds = [], []
     for step in range(WARMUP + STEPS):
-        gradient = noise.roll(7919 * step)
+        gradient = noise.roll(SHIFT * step)
         before, start = codec.handled, time.thread_time() - metered.processor
         hand_over(bucket, gradient)
         reducer.ready(0)
@@ -129,8 +144,10 @@ def walk(
 
 
 def hand_over(bucket: Bucket, gradient: Tensor) -> None:
-    """At the price of the optimizer's hooks: a dense bucket has its parameters' gradients copied,
-    unless there is only one; others borrow them."""
+    """Give a bucket its gradient at the cost of the optimizer's hooks.
+
+    Those copy the gradients of a dense bucket of several parameters, and no others.
+    """
     if bucket.schedule is None and len(bucket.members) > 1:
         bucket.gradient.copy_(gradient)
     else:
@@ -139,7 +156,7 @@ def hand_over(bucket: Bucket, gradient: Tensor) -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Inside, torch computes on one, so that what a thread takes is what there is to do."""
+    """Let PyTorch compute on one thread, so that the thread's time is all processor time."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

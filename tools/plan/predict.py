@@ -1,7 +1,12 @@
-"""From what was measured to the time of a step. Arithmetic only: nothing is measured here."""
+"""From measured costs to the time of a step. Arithmetic only: nothing is measured here.
+
+The passage of a bucket is the library's (``dgc.planner.forecast``), as is that of all of them
+(``dgc.timeline``). Here are the costs of a number of workers and a network that are not there.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,16 +16,20 @@ import numpy as np
 from dgc.codec import Codec
 from dgc.costmodel import Calibration, Line, rounds
 from dgc.exchanges import Exchange
-from dgc.exchanges.base import ring_bytes
-from dgc.timeline import Passage, end
+from dgc.planner.forecast import FREE, Costs, Forecast, Route, Timing
+from dgc.profile import Profile
+from dgc.timeline import end
+
+UNMEASURED = Line(math.nan, math.nan)  # so that a prediction that uses it is NaN
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a step is to be predicted for.
+    """What a step is predicted for.
 
-    rate: of each worker's link, bit/s. latency: seconds a message, beside those of the host.
-    sharing: workers that share a core, so that what a processor does takes so many times longer.
+    workers: their number. rate: of each worker's link, bit/s.
+    latency: seconds per message, in addition to those of the host.
+    sharing: workers that share a core; processor times are multiplied by it.
     """
 
     workers: int
@@ -29,28 +38,14 @@ class Setting:
     sharing: float = 1.0
 
 
-class Step(NamedTuple):
-    """Forward and backward pass of one worker that is alone, in seconds after their begin.
-
-    arrivals: by parameter, when its gradient is complete. backward: when all is over.
-    """
-
-    arrivals: Mapping[str, float]
-    backward: float
-
-    def scaled(self, factor: float) -> Step:
-        """One that takes ``factor`` times as long, in all its parts."""
-        arrivals = {name: factor * seconds for name, seconds in self.arrivals.items()}
-        return Step(arrivals, factor * self.backward)
-
-
 class Counts(NamedTuple):
-    """What an exchange comes to among some workers, whatever the bucket.
+    """What an exchange does with a number of workers, for any bucket.
 
-    rounds: messages one after another on the longest way from the first worker to the last.
-    share: bytes on that way, over those that ``Exchange.bytes_sent`` says a worker sends. A tree
-        sends down what came up, one after the other: 2.
-    handled: messages that the busiest worker encodes or decodes. sends: that the busiest one sends.
+    rounds: messages one after another on the longest path from the first worker to the last.
+    share: bytes on that path, divided by ``Exchange.bytes_sent``. It is 2 for a tree, which sends
+        the sum down the same path by which its parts came up.
+    handled: messages that the busiest worker encodes or decodes.
+    sends: messages that the busiest worker sends.
     """
 
     rounds: float
@@ -61,14 +56,15 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True)
 class Growth:
-    """An exchange's counts at any number of workers, from those at some numbers."""
+    """An exchange's counts with any number of workers, extrapolated from those with a few."""
 
     counted: Mapping[int, Counts]
 
     def at(self, workers: int) -> Counts:
-        """As counted, or what their growth leads to; a share stays as it was at the most workers.
+        """The counts with a number of workers; beyond those counted, the share is that of the most.
 
-        Only doublings of the fewest workers show the growth: among others it may take a round more.
+        Only the doubles of the smallest number are extrapolated from: with other numbers, some
+        exchanges take one round more.
         """
         if workers in self.counted:
             return self.counted[workers]
@@ -84,15 +80,17 @@ class Growth:
 
 
 class Part(NamedTuple):
-    """A bucket. names: of its parameters. k: of its ``n`` elements that are sent; ``n``: dense.
+    """A bucket, with the processor times of its path.
 
-    sparse: processor seconds of its path by messages handled; dense: of the path that sends all.
-    Either may be None where no number of workers asks for it.
+    names: of its parameters. numel: its elements.
+    density: fraction of them that is sent after the warm-up; None if it is always dense.
+    sparse: processor seconds by messages handled; dense: of the dense path, which handles none.
+        Each is None if no number of workers needs it.
     """
 
     names: Sequence[str]
     numel: int
-    k: int
+    density: float | None
     sparse: Line | None
     dense: Line | None
 
@@ -101,7 +99,7 @@ class Part(NamedTuple):
 class Measured:
     """What was measured of one composition.
 
-    overlaps: whether buckets may start while the backward pass goes on.
+    overlaps: whether buckets may start during the backward pass.
     optimizer: seconds of its update.
     parts: its buckets, in the order in which they are sent.
     """
@@ -116,73 +114,75 @@ class Measured:
 
 
 def predict(
-    measured: Measured, step: Step, host: Calibration, setting: Setting, slowdown: float
+    measured: Measured, step: Profile, host: Calibration, setting: Setting, slowdown: float
 ) -> float:
-    """Seconds of a training step: of ``step``, of all exchanges, and of the optimizer.
+    """Predict the seconds of a training step: both passes, all exchanges and the optimizer.
 
-    slowdown: what ``step`` and the optimizer take longer there than they did here.
+    Args:
+        measured: of the composition, on this host.
+        step: forward and backward pass, without exchange, on this host.
+        host: cost of moving bytes on this host.
+        setting: to predict for.
+        slowdown: factor from the times of ``step`` and the optimizer here to those there.
     """
-    step = step.scaled(slowdown)
-    passages = [
-        Passage(ready(part, step, measured.overlaps), *cost(part, measured, host, setting))
-        for part in measured.parts
-    ]
+    step = scaled(step, slowdown)
+    # A gradient without an arrival counts as complete at the end of the backward pass.
+    arrivals = step.arrivals if measured.overlaps else {}
+    passages = []
+    for part in measured.parts:
+        timing = Timing(arrivals, step.backward, costs(part, measured.growth, host, setting))
+        forecast = Forecast(timing, measured.exchange, measured.codec)
+        passages.append(forecast.passage(part.names, part.numel, part.density))
     return end(passages, step.backward) + slowdown * measured.optimizer
 
 
-def ready(part: Part, step: Step, overlaps: bool) -> float:
-    """When the last of a bucket's gradients comes; parameters that take no part come at the end."""
-    if not overlaps:
-        return step.backward
-    return max(step.arrivals.get(name, step.backward) for name in part.names)
+def scaled(step: Profile, factor: float) -> Profile:
+    """A step all of whose parts take ``factor`` times as long."""
+    arrivals = {name: factor * seconds for name, seconds in step.arrivals.items()}
+    return Profile(factor * step.forward, factor * step.backward, arrivals)
 
 
-def cost(
-    part: Part, measured: Measured, host: Calibration, setting: Setting
-) -> tuple[float, float, float]:
-    """A bucket's processor, moving and network seconds."""
-    workers, busy = setting.workers, setting.sharing
-    if is_sparse(part.numel, part.k, measured.exchange, measured.codec, workers):
-        counts, line = measured.growth.at(workers), part.sparse
-        sent = measured.exchange.bytes_sent(part.numel, part.k, measured.codec, workers)
-    else:
-        counts, line = of_a_ring(workers), part.dense
-        sent = ring_bytes(part.numel, workers)
-    assert line is not None
-    return (
-        busy * line.at(counts.handled),
-        moving_line(counts, host, setting).at(sent),
-        exchange_line(counts, host, setting).at(sent),
+def costs(part: Part, growth: Growth, host: Calibration, setting: Setting) -> Costs:
+    """The costs of one bucket: processor times as measured, network times computed."""
+
+    def of(line: Line, counts: Counts) -> Route:
+        return route(Line(setting.sharing * line.at(counts.handled), 0.0), counts, host, setting)
+
+    sparse = None if part.sparse is None else of(part.sparse, growth.at(setting.workers))
+    dense = of(part.dense or UNMEASURED, ring_counts(setting.workers))
+    return Costs(setting.workers, sparse, dense, copy=FREE)  # a copy is part of the measured path
+
+
+def route(compress: Line, counts: Counts, host: Calibration, setting: Setting) -> Route:
+    """The costs of the path of a bucket.
+
+    Args:
+        compress: processor seconds by elements.
+        counts: of the exchange with the setting's number of workers.
+        host: cost of moving bytes on this host.
+        setting: to predict for.
+    """
+    busy, processor = setting.sharing, host.processor
+    per_message = busy * host.network.alpha + setting.latency
+    per_byte = max(8 / setting.rate, busy * host.network.beta)
+    return Route(
+        compress,
+        exchange=Line(per_message * counts.rounds, per_byte * counts.share),
+        moving=Line(busy * processor.alpha * counts.sends, busy * processor.beta),
     )
 
 
-def of_a_ring(workers: int) -> Counts:
-    """Of a dense all-reduce."""
+def ring_counts(workers: int) -> Counts:
+    """The counts of a dense all-reduce by a ring."""
     messages = 2 * (workers - 1)
     return Counts(messages, 1.0, 0, messages)
 
 
-def exchange_line(counts: Counts, host: Calibration, setting: Setting) -> Line:
-    """Seconds of an exchange by the bytes that a worker sends."""
-    a_message = setting.sharing * host.network.alpha + setting.latency
-    a_byte = max(8 / setting.rate, setting.sharing * host.network.beta)
-    return Line(a_message * counts.rounds, a_byte * counts.share)
-
-
-def moving_line(counts: Counts, host: Calibration, setting: Setting) -> Line:
-    """Of an exchange, the busiest processor's seconds by the bytes that a worker sends."""
-    busy, processor = setting.sharing, host.processor
-    return Line(busy * processor.alpha * counts.sends, busy * processor.beta)
-
-
-def is_sparse(numel: int, k: int, exchange: Exchange, codec: Codec, workers: int) -> bool:
-    """Whether the reducer would send ``k`` of so many elements: where that is less than all."""
-    return k < numel and exchange.pays(numel, k, codec, workers)
-
-
 def extrapolate(sizes: Sequence[int], values: Sequence[float], workers: int) -> float:
-    """What grows with ⌈log2 P⌉, with P, or with both, at another P: by least squares, which leave
-    nothing over where it does just that; at least 0."""
+    """Extrapolate a count to another number of workers P, at least 0.
+
+    Fits a + b·⌈log2 P⌉ + c·P by least squares, which is exact for counts that grow in this way.
+    """
 
     def terms(size: int) -> list[float]:
         return [1.0, rounds(size), size]
@@ -192,7 +192,7 @@ def extrapolate(sizes: Sequence[int], values: Sequence[float], workers: int) -> 
 
 
 def fit(points: Sequence[tuple[float, float]]) -> Line:
-    """The line through (x, seconds) by least squares. It does not fall: what is handled costs."""
+    """Fit a line through (x, seconds) by least squares, with no negative slope or offset."""
     xs, ys = zip(*points, strict=True)
     middle, mean = sum(xs) / len(xs), sum(ys) / len(ys)
     width = sum((x - middle) ** 2 for x in xs)

@@ -1,19 +1,22 @@
-"""Predictions for people, and as rows of a JSON file."""
+"""Predictions as tables for people, and as rows of a JSON file."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from bench.report import number
 from dgc.costmodel import Calibration
-from tools.plan.compositions import DENSE
-from tools.plan.predict import Step
+from dgc.profile import Profile
+from tools.harness.algorithms import DENSE
+from tools.harness.tables import align, number
 from tools.plan.subject import Subject
 
 
 class Prediction(NamedTuple):
-    """One composition in one cell. efficiency: the share of ``ms`` that a worker alone takes."""
+    """One composition with a number of workers at a bandwidth.
+
+    ms: per step. efficiency: the step of one worker alone, as a fraction of ``ms``.
+    """
 
     bandwidth: str
     workers: int
@@ -23,29 +26,37 @@ class Prediction(NamedTuple):
 
 
 def host(calibration: Calibration, sharing: float) -> str:
-    """What this host was measured to do."""
+    """A line with the calibration of this host. sharing: workers that share a core."""
     network, processor = calibration.network, calibration.processor
     text = (
-        f'this host: {1e6 * network.alpha:.0f} µs a message, {1e9 * network.beta:.2f} ns a byte, '
-        f'of them {1e6 * processor.alpha:.0f} µs and {1e9 * processor.beta:.2f} ns of processor; '
-        f'off by {calibration.error:.0%} (root mean square)'
+        f'this host: {1e6 * network.alpha:.0f} µs per message, {1e9 * network.beta:.2f} ns per '
+        f'byte, of which {1e6 * processor.alpha:.0f} µs and {1e9 * processor.beta:.2f} ns are '
+        f'processor time; error {calibration.error:.0%} (root mean square)'
     )
     return text + (f'; {sharing:g} workers share a core' if sharing > 1 else '')
 
 
 def plan(
     subject: Subject,
-    step: Step,
+    step: Profile,
     predictions: Sequence[Prediction],
     notes: Sequence[str],
     latency: float,
 ) -> str:
-    """Everything: what was measured, a table a bandwidth, and where dense wins."""
+    """The whole report: what was measured, a table per bandwidth, and where dense wins.
+
+    Args:
+        subject: what is trained.
+        step: its measured forward and backward pass.
+        predictions: all of them.
+        notes: for the user.
+        latency: in ms.
+    """
     numbers = sum(p.numel() for p in subject.model.parameters() if p.requires_grad)
     lines = [
         f'{numbers:,} parameters; forward and backward pass {number(1e3 * step.backward)} ms',
         *(f'note: {note}' for note in notes),
-        f'\nms a step (scaling efficiency), latency {latency:g} ms',
+        f'\nms per step (scaling efficiency), latency {latency:g} ms',
     ]
     for bandwidth in dict.fromkeys(each.bandwidth for each in predictions):
         lines += ['', *table([each for each in predictions if each.bandwidth == bandwidth])]
@@ -53,28 +64,31 @@ def plan(
 
 
 def table(predictions: Sequence[Prediction]) -> list[str]:
-    """The lines of one bandwidth: one a composition, and who wins."""
+    """The lines of one bandwidth: one per composition, then the winners and their rivals.
+
+    A dash is a number of workers that an exchange does not serve.
+    """
     workers = list(dict.fromkeys(each.workers for each in predictions))
     names = list(dict.fromkeys(each.composition for each in predictions))
     found = {(each.composition, each.workers): each for each in predictions}
     best = [first(predictions, count) for count in workers]
+
+    def cell(name: str, count: int) -> str:
+        each = found.get((name, count))
+        return '-' if each is None else f'{number(each.ms)} ({each.efficiency:.0%})'
+
     rows = [[predictions[0].bandwidth, *(f'{count:,} workers' for count in workers)]]
-    rows += [[name, *(cell(found.get((name, count))) for count in workers)] for name in names]
+    rows += [[name, *(cell(name, count) for count in workers)] for name in names]
     rows.append(['wins', *(each.composition for each in best)])
     rows.append(['rival takes', *(rival(predictions, each) for each in best)])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        '  '.join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
-    ]
-
-
-def cell(each: Prediction | None) -> str:
-    """One prediction; a dash where the exchange does not serve so many workers."""
-    return '-' if each is None else f'{number(each.ms)} ({each.efficiency:.0%})'
+    return align(rows, right=True)
 
 
 def rival(predictions: Sequence[Prediction], best: Prediction) -> str:
-    """How many times as long as the best dense takes, or the best of the others beside it."""
+    """How many times as long as the winner its rival takes.
+
+    The rival of a compressing winner is dense; that of dense is the fastest compressing one.
+    """
     cells = [each for each in predictions if each.workers == best.workers]
     others = [each for each in cells if (each.composition == DENSE) != (best.composition == DENSE)]
     if not others:
@@ -84,31 +98,31 @@ def rival(predictions: Sequence[Prediction], best: Prediction) -> str:
 
 
 def first(predictions: Sequence[Prediction], workers: int) -> Prediction:
-    """The fastest among so many workers; dense, where others are no faster."""
+    """The fastest with a number of workers; of equally fast ones, dense."""
     cells = [each for each in predictions if each.workers == workers]
     return min(cells, key=lambda each: (each.ms, each.composition != DENSE))
 
 
 def closing(predictions: Sequence[Prediction]) -> list[str]:
-    """Where dense wins: a line a bandwidth."""
-    lines, lost = [], False
+    """A line for each bandwidth at which dense wins."""
+    lines, everywhere = [], True
     for bandwidth in dict.fromkeys(each.bandwidth for each in predictions):
         cells = [each for each in predictions if each.bandwidth == bandwidth]
         workers = list(dict.fromkeys(each.workers for each in cells))
         won = [count for count in workers if first(cells, count).composition == DENSE]
-        lost = lost or won != workers
+        everywhere = everywhere and won == workers
         if won:
             among = ', '.join(f'{count:,}' for count in won)
             lines.append(
                 f'dense wins at {bandwidth} with {among} workers: compression is not worth it there'
             )
-    if not lost:
+    if everywhere:
         return ['dense wins everywhere: compression is not worth it on these networks']
     return lines or ['dense wins nowhere']
 
 
 def rows(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
-    """Of the JSON file."""
+    """The rows of the JSON file."""
     winners = {
         (each.bandwidth, each.workers): first(
             [other for other in predictions if other.bandwidth == each.bandwidth], each.workers

@@ -1,4 +1,4 @@
-"""What the command does: plan for a stack, and compare with a table."""
+"""What the command does: plan for a stack, and compare predictions with a table."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any
 
 import torch
 
-from bench.cluster import say
-from bench.spec import write_json
 from datasets import DatasetError
 from dgc import Composition
 from dgc.costmodel import Calibration
 from tools.cluster.rates import parse_rate
+from tools.harness.algorithms import DENSE
+from tools.harness.cli import log
+from tools.harness.spec import write_json
 from tools.plan import calibration, check, gantt, report
-from tools.plan.compositions import YOURS, Candidate, Field, Make, UnfitError, field, unfit
+from tools.plan.compositions import Candidate, Comparison, UnfitError, comparison, unfit
 from tools.plan.division import divisions
 from tools.plan.measure import Bench
 from tools.plan.predict import Measured, Setting, predict
@@ -28,7 +29,15 @@ from utils.launch import Refused
 
 
 def run(arguments: argparse.Namespace, configs: Config | None) -> None:
-    """Everything that the command line asks for; ``configs`` of its stack. Raises Refused."""
+    """Carry out the command.
+
+    Args:
+        arguments: parsed command line.
+        configs: configuration of the stack; None if there is none.
+
+    Raises:
+        Refused: for invalid input, in one line for the user.
+    """
     table = None if arguments.check is None else check.read(arguments.check)
     built = None if configs is None else stack(configs)
     host = calibration.obtain(arguments.calibration)
@@ -48,34 +57,36 @@ def run(arguments: argparse.Namespace, configs: Config | None) -> None:
         write_json(arguments.json, result)
 
 
-def stack(configs: Config) -> tuple[Subject, Field]:
-    """What the configuration trains, and what is compared. Raises Refused."""
+def stack(configs: Config) -> tuple[Subject, Comparison]:
+    """What a configuration trains, and what its composition is compared with. Raises Refused."""
     try:
         if not isinstance(configs.train.compression.build(), Composition):
             raise ValueError('asynchronous training is not predicted: leave out configs/dgs/')
-        return of_stack(configs), field(configs.train.compression.build)
+        return of_stack(configs), comparison(configs.train.compression.build)
     except (ConfigError, DatasetError, ValueError, TypeError) as error:
         raise Refused(str(error)) from error
 
 
 def plan(
-    subject: Subject, chosen: Field, host: Calibration, arguments: argparse.Namespace
+    subject: Subject, compared: Comparison, host: Calibration, arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    """Measure, predict and tell; returns what the JSON file holds of it. Raises Refused."""
-    if arguments.timeline is not None:
-        check_timeline(chosen, arguments.workers[0])
-    bench = Bench(subject, arguments.workers)
-    measured, notes = survey(bench, chosen.candidates)
+    """Measure, predict and print; return the keys of the JSON file. Raises Refused."""
+    workers = arguments.workers
+    if arguments.timeline is not None and (reason := unfit(compared.own().exchange, workers[0])):
+        raise Refused(f'--timeline is of {workers[0]} workers, the fewest of --workers: {reason}')
+    bench = Bench(subject, workers)
+    measured, notes = survey(bench, compared.candidates)
     predictions = [
-        predicted(each, bench, host, bandwidth, workers, arguments)
+        predicted(each, bench, host, bandwidth, count, arguments)
         for bandwidth in arguments.bandwidths
-        for workers in arguments.workers
+        for count in workers
         for each in measured
-        if not unfit(each.exchange, workers)
+        if not unfit(each.exchange, count)
     ]
-    print(report.plan(subject, bench.step, predictions, [*chosen.notes, *notes], arguments.latency))
+    notes = [*compared.notes, *notes]
+    print(report.plan(subject, bench.step, predictions, notes, arguments.latency))
     if arguments.timeline is not None:
-        print(f'\n{timeline(bench, chosen, host, arguments)}')
+        print(f'\n{timeline(bench, compared, host, arguments)}')
     if arguments.png is not None:
         from tools.plan.figure import draw  # matplotlib takes a second to import
 
@@ -87,26 +98,23 @@ def plan(
     }
 
 
-def own(chosen: Field) -> Make:
-    """What makes the stack's own composition."""
-    return next((c.make for c in chosen.candidates if c.name == YOURS), chosen.candidates[0].make)
+def setting(workers: int, bandwidth: str, latency: float, arguments: argparse.Namespace) -> Setting:
+    """What to predict for. latency: in ms."""
+    return Setting(workers, parse_rate(bandwidth), 1e-3 * latency, arguments.sharing)
 
 
-def check_timeline(chosen: Field, workers: int) -> None:
-    """Raises Refused where the stack's exchange does not serve so many."""
-    if reason := unfit(own(chosen)().exchange, workers):
-        raise Refused(f'--timeline is of {workers} workers, the fewest of --workers: {reason}')
+def timeline(
+    bench: Bench, compared: Comparison, host: Calibration, arguments: argparse.Namespace
+) -> str:
+    """The timelines of the stack's step, at the first bandwidth, with the fewest workers.
 
-
-def timeline(bench: Bench, chosen: Field, host: Calibration, arguments: argparse.Namespace) -> str:
-    """The stack's step divided in several ways, at the first bandwidth, among the fewest workers;
-    drawn as well where a file is named. Raises Refused."""
-    make, bandwidth, workers = own(chosen), arguments.bandwidths[0], arguments.workers[0]
-    latency = 1e-3 * arguments.latency
-    setting = Setting(workers, parse_rate(bandwidth), latency, arguments.sharing)
-    say('measuring buckets of several sizes')
+    They are also drawn if the option names a file. Raises Refused.
+    """
+    bandwidth, workers = arguments.bandwidths[0], arguments.workers[0]
+    place = setting(workers, bandwidth, arguments.latency, arguments)
+    log('measuring buckets of several sizes')
     try:
-        found = divisions(bench, make, host, setting)
+        found = divisions(bench, compared.own, host, place)
     except UnfitError as error:
         raise Refused(str(error)) from error
     title = f'{workers} workers, {bandwidth}, latency {arguments.latency:g} ms'
@@ -117,13 +125,14 @@ def timeline(bench: Bench, chosen: Field, host: Calibration, arguments: argparse
 
 
 def survey(bench: Bench, candidates: Sequence[Candidate]) -> tuple[list[Measured], list[str]]:
-    """What was measured of those that can be, and why the others are left out.
+    """Measure all compositions that can be; return them, and why the others are left out.
 
-    Raises Refused where all are.
+    Raises:
+        Refused: none of them can be measured.
     """
     measured, notes = [], []
     for candidate in candidates:
-        say(f'measuring {candidate.name.split(" [")[0]}')
+        log(f'measuring {candidate.name.split(" [")[0]}')
         try:
             measured.append(bench.composition(candidate))
         except UnfitError as error:
@@ -141,10 +150,10 @@ def predicted(
     workers: int,
     arguments: argparse.Namespace,
 ) -> Prediction:
-    """One composition in one cell."""
+    """Predict one composition with a number of workers at a bandwidth."""
     sharing = arguments.sharing
-    setting = Setting(workers, parse_rate(bandwidth), 1e-3 * arguments.latency, sharing)
-    seconds = predict(measured, bench.step, host, setting, sharing)
+    place = setting(workers, bandwidth, arguments.latency, arguments)
+    seconds = predict(measured, bench.step, host, place, slowdown=sharing)
     alone = sharing * (bench.step.backward + measured.optimizer)
     return Prediction(bandwidth, workers, measured.name, 1e3 * seconds, alone / seconds)
 
@@ -152,29 +161,26 @@ def predicted(
 def compare(
     table: check.Table, host: Calibration, arguments: argparse.Namespace
 ) -> list[check.Cell]:
-    """Every row of a table that can be predicted; its own compute alone is each step's."""
+    """Predict every row of a table. A step without exchange takes what the table says it takes."""
     torch.set_num_threads(table.threads)
     subject = of_workload(table.model, table.batch)
     bench = Bench(subject, [table.nodes])
-    measured, notes = survey(
-        bench,
-        [
-            Candidate(name, check.maker(row['row'], row.get('plan')))
-            for name, row in table.subjects.items()
-        ],
-    )
+    candidates = [
+        Candidate(name, check.maker(row['row'], row.get('plan')))
+        for name, row in table.subjects.items()
+    ]
+    measured, notes = survey(bench, candidates)
     for note in notes:
-        say(note)
-    alone = bench.step.backward + bench.update(check.maker('dense')())
+        log(note)
+    alone = bench.step.backward + bench.update(check.maker(DENSE)())
     by_subject = {each.name: each for each in measured}
     cells = []
     for row in table.rows:
         if check.subject(row) in by_subject:
-            compute = table.compute[row['rate']]
-            latency = 0.0 if row['rate'] == 'none' else 1e-3 * arguments.latency
-            setting = Setting(table.nodes, parse_rate(row['rate']), latency, arguments.sharing)
-            seconds = predict(
-                by_subject[check.subject(row)], bench.step, host, setting, 1e-3 * compute / alone
-            )
+            slowdown = 1e-3 * table.compute[row['rate']] / alone
+            latency = 0.0 if row['rate'] == 'none' else arguments.latency
+            place = setting(table.nodes, row['rate'], latency, arguments)
+            one = by_subject[check.subject(row)]
+            seconds = predict(one, bench.step, host, place, slowdown)
             cells.append(check.cell(row, 1e3 * seconds))
     return cells

@@ -1,4 +1,4 @@
-"""What is trained: the model of a stack, or of a benchmark, with one worker's batches."""
+"""What is trained: the model of a stack or of a workload, with the batches of one worker."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from bench.rows import SETTINGS
-from bench.workloads import WORKLOADS, loss, make_batches, make_model
 from dgc import DGCSGD, Composition
 from dgc.optimizer import trained
 from dgc.planner import Named
+from tools.harness.workloads import SGD_SETTINGS, WORKLOADS, loss, make_batches, make_model
 from utils.build import build_train_loader, parameter_groups, seed_everything, threads
 from utils.config import Config
 from utils.timing import closure
 
-BATCHES = 4  # different ones, which come in turn
+BATCHES = 4  # different batches, which are used in turn
 CPU = torch.device('cpu')
 
 
 class Subject(NamedTuple):
-    """A model and how one worker trains it.
+    """A model, and how one worker trains it.
 
-    closure: the loss of the next step's last batch, with the passes of those before it made.
-    optimizer: makes the one that goes with a composition's memory.
+    closure: the loss of the last batch of the next step, after the passes of the batches before.
+    optimizer: makes the optimizer that goes with a composition's memory.
     """
 
     model: nn.Module
@@ -40,9 +39,10 @@ class Subject(NamedTuple):
 
 
 def of_stack(configs: Config) -> Subject:
-    """Of a resolved configuration, on the CPU, with as many threads as training would have.
+    """The subject of a resolved configuration, on the CPU, with as many threads as in training.
 
-    Raises what the parts raise for settings that they refuse.
+    Raises:
+        Exception: what the parts raise for settings that they refuse.
     """
     torch.set_num_threads(threads(configs.data.num_threads_per_worker, 1))
     seed_everything(configs.seed)
@@ -53,18 +53,18 @@ def of_stack(configs: Config) -> Subject:
 
     def optimizer(composition: Composition) -> Optimizer:
         groups = parameter_groups(model, train.optimize_bn_separately)
-        ours = train.optimizer.build(groups)
-        if composition.memory.holds_momentum and type(ours) is SGD:
+        configured = train.optimizer.build(groups)
+        if composition.memory.holds_momentum and type(configured) is SGD:
             return train.optimizer.using(DGCSGD).build(groups)
-        if not composition.memory.holds_momentum and isinstance(ours, DGCSGD):
+        if not composition.memory.holds_momentum and isinstance(configured, DGCSGD):
             return train.optimizer.using(SGD).build(groups)
-        return ours
+        return configured
 
     return Subject(model, closure(configs, model, criterion, batches, CPU), optimizer)
 
 
 def of_workload(name: str, batch: int) -> Subject:
-    """Of a benchmark's: ``name`` of WORKLOADS, so many samples a worker."""
+    """The subject of a workload. name: of WORKLOADS; batch: samples per worker and step."""
     workload = WORKLOADS[name]
     model = make_model(workload)
     batches = itertools.cycle(make_batches(workload, batch, rank=0))
@@ -75,6 +75,6 @@ def of_workload(name: str, batch: int) -> Subject:
 
     def optimizer(composition: Composition) -> Optimizer:
         kind = DGCSGD if composition.memory.holds_momentum else SGD
-        return kind(model.parameters(), **SETTINGS)
+        return kind(model.parameters(), **SGD_SETTINGS)
 
     return Subject(model, closure, optimizer)

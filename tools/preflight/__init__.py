@@ -1,4 +1,4 @@
-"""Whether hosts are ready to train together, and what their network is worth: before training.
+"""Checks before training: whether hosts fit together, and how fast the network between them is.
 
 LAUNCHER … python -m tools.preflight
 """

@@ -13,43 +13,47 @@ import torch
 import dgc
 from dgc.engines import detect
 from dgc.handshake import gather_text
+from tools.harness.cli import BAD_INPUT, Parser, report
 from tools.preflight import host, verdict
 from tools.preflight.measure import measure
 
-BAD_INPUT = 2  # exit code
-PATIENCE = 3.0  # seconds: launchers end all ranks once one has failed, so one must speak first
-LIMIT = 2048  # bytes of what a rank says of itself
+PROGRAM = 'tools.preflight'
+PATIENCE = 3.0  # seconds: a launcher ends all ranks when one fails, so one must print its message
+LIMIT = 2048  # bytes of the description of a rank
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog='python -m tools.preflight',
-        description='Run it under the launcher that will train, on the same hosts: it compares '
-        'versions, shows the interfaces in use, measures latency and bandwidth through the same '
-        'engine, and says what they mean. Exit status 2 where hosts do not fit together.',
-        allow_abbrev=False,
+    """Parse the command line."""
+    parser = Parser(
+        PROGRAM,
+        'Compare the versions on all hosts, show the interfaces in use, and measure latency and '
+        'bandwidth between the hosts and what they mean for training. Run it under the launcher '
+        'that will train, on the same hosts. Exit status: 2 if the hosts do not fit together.',
     )
-    parser.add_argument('--engine', choices=('horovod', 'torch', 'local'), help='as for training')
-    parser.add_argument('--device', choices=('cpu', 'cuda'), default='cpu', help='(cpu)')
+    parser.add_argument(
+        '--engine', choices=('horovod', 'torch', 'local'), help='as for training (by launcher)'
+    )
+    parser.add_argument(
+        '--device', choices=('cpu', 'cuda'), default='cpu', help='to measure between (cpu)'
+    )
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code."""
+    """Check the hosts and print the report on rank 0; return the exit code."""
     arguments, launcher = parse(argv), detect()
     gpu = arguments.device == 'cuda'
     device = torch.device('cuda', launcher.local_rank) if gpu else torch.device('cpu')
     if reason := host.unreachable(launcher, os.environ):
-        print(f'tools.preflight: rank {launcher.rank}: {reason}', file=sys.stderr, flush=True)
+        report(PROGRAM, f'rank {launcher.rank}: {reason}')
     try:
         engine = dgc.create(arguments.engine, device)
     except dgc.EngineError as error:
-        return complain(f'rank {launcher.rank}: {error}', launcher.local_rank == 0)
-    ours = host.ours(launcher, engine.rank)
-    hosts = [host.load(text) for text in gather_text(engine, ours.dump(), device, LIMIT)]
+        return refuse(f'rank {launcher.rank}: {error}', launcher.local_rank == 0)
+    own = host.this_rank(launcher, engine.rank)
+    hosts = [host.load(text) for text in gather_text(engine, own.dump(), device, LIMIT)]
     if different := verdict.mismatches(hosts):
-        return complain('; '.join(different), engine.rank == 0)
+        return refuse('; '.join(different), engine.rank == 0)
     if engine.size == 1:
         print(f'{verdict.versions_line(hosts)}\none rank: there is no network to measure')
         return 0
@@ -60,10 +64,10 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def complain(message: str, speaks: bool) -> int:
-    """Say why the program ends, on the rank that speaks, while the others wait for it."""
-    if speaks:
-        print(f'tools.preflight: {message}', file=sys.stderr, flush=True)
+def refuse(message: str, prints: bool) -> int:
+    """Print why the program ends, on the ranks that print; the others wait until it is printed."""
+    if prints:
+        report(PROGRAM, message)
     else:
         time.sleep(PATIENCE)
     return BAD_INPUT

@@ -1,4 +1,4 @@
-"""What one rank knows of itself: versions, cores, interfaces."""
+"""The properties of one rank: versions, cores, interfaces."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ YIELDS = 'OMPI_MCA_mpi_yield_when_idle'
 
 @dataclass(frozen=True)
 class Host:
-    """One rank, as all others need to know it.
+    """The properties of one rank.
 
-    name: of its host; local_rank, local_size: among the ranks there, which share ``cores``.
-    versions: of what must be the same everywhere, by name.
-    busy_waiting: whether it spins while it waits for others, as OpenMPI does.
+    name: of its host. local_rank, local_size: among the ranks of that host, which share ``cores``.
+    versions: of what must be the same on all ranks, by name.
+    busy_waiting: whether it uses a core while it waits for other ranks, as OpenMPI does.
     """
 
     rank: int
@@ -43,17 +43,17 @@ class Host:
     busy_waiting: bool
 
     def dump(self) -> str:
-        """What :func:`load` reads."""
+        """Encode as JSON, for :func:`load`."""
         return json.dumps(asdict(self))
 
 
 def load(text: str) -> Host:
-    """The host that :meth:`Host.dump` wrote."""
+    """Decode the JSON of :meth:`Host.dump`."""
     return Host(**json.loads(text))
 
 
-def ours(launcher: Launcher, rank: int) -> Host:
-    """This rank."""
+def this_rank(launcher: Launcher, rank: int) -> Host:
+    """The properties of this rank."""
     return Host(
         rank,
         socket.gethostname(),
@@ -66,7 +66,7 @@ def ours(launcher: Launcher, rank: int) -> Host:
 
 
 def versions() -> dict[str, str]:
-    """Of all that writes, reads or sums the messages."""
+    """Versions of all software that encodes, decodes or sums messages."""
     try:
         horovod = version('horovod')
     except PackageNotFoundError:
@@ -83,7 +83,7 @@ def versions() -> dict[str, str]:
 
 
 def source_digest(package: Path) -> str:
-    """Eight digits that differ where a source file of a package does, whatever its version says."""
+    """Eight hexadecimal digits of a hash of all source files of a package."""
     digest = hashlib.sha256()
     for file in sorted(f for f in package.rglob('*') if f.suffix in SOURCES):
         digest.update(str(file.relative_to(package)).encode() + b'\0' + file.read_bytes())
@@ -91,50 +91,49 @@ def source_digest(package: Path) -> str:
 
 
 def spins(environment: Mapping[str, str]) -> bool:
-    """Whether OpenMPI started this process and was not told to yield while it waits."""
+    """Whether OpenMPI started this process without the setting to yield while it waits."""
     return 'OMPI_COMM_WORLD_SIZE' in environment and environment.get(YIELDS) != '1'
 
 
 def unreachable(launcher: Launcher, environment: Mapping[str, str]) -> str:
-    """Why the others would not reach this host, and the remedy; '' where nothing is to be feared.
+    """The reason why other hosts cannot connect to this one, with the remedy; '' if there is none.
 
-    Debian's installer has a host's own name lead to 127.0.1.1. gloo tells others the address of its
-    name unless an interface is named, and Horovod's gloo does so even then.
+    Debian's installer makes a host's own name resolve to 127.0.1.1. gloo gives other hosts the
+    address that the name resolves to, unless an interface is set; Horovod's gloo does so even then.
     """
     named = 'GLOO_SOCKET_IFNAME' in environment and launcher.name != 'horovodrun'
     over_gloo = launcher.name in ('horovodrun', 'torchrun')
     if launcher.size == launcher.local_size or not over_gloo or named:
         return ''
     try:
-        leads_to = socket.gethostbyname(socket.gethostname())
+        resolved = socket.gethostbyname(socket.gethostname())
     except OSError:
         return ''
-    if not leads_to.startswith('127.'):
+    if not resolved.startswith('127.'):
         return ''
-    horovod = 'have /etc/hosts give it the address that the others know'
+    horovod = 'set its address in /etc/hosts to the one that other hosts use'
     remedy = horovod if launcher.name == 'horovodrun' else 'set GLOO_SOCKET_IFNAME'
-    return f'{socket.gethostname()} leads to {leads_to} here, where no other host comes: {remedy}'
-
-
-def sent_by_interface() -> dict[str, int]:
-    """Bytes that each interface has sent, by the kernel."""
-    counters = {}
-    for line in Path('/proc/net/dev').read_text().splitlines()[2:]:
-        name, numbers = line.split(':')
-        counters[name.strip()] = int(numbers.split()[8])
-    return counters
+    name = socket.gethostname()
+    return f'{name} resolves to {resolved} here, which other hosts cannot reach: {remedy}'
 
 
 def busiest(before: Mapping[str, int], after: Mapping[str, int], expected: int) -> str:
-    """The interface that has sent most, and its address; '' where none sent half of ``expected``
-    bytes, as with shared memory or RDMA."""
+    """The interface that has sent the most bytes, and its address.
+
+    Args:
+        before, after: bytes that each interface has sent, by name.
+        expected: bytes that this rank has sent.
+
+    Returns:
+        '' if no interface has sent half of ``expected``, as with shared memory or RDMA.
+    """
     sent = {name: count - before.get(name, 0) for name, count in after.items()}
     name = max(sent, key=lambda name: sent[name], default='')
     return f'{name} {address(name)}'.strip() if name and sent[name] >= expected / 2 else ''
 
 
 def address(interface: str) -> str:
-    """The IPv4 address of an interface, '' where it has none."""
+    """The IPv4 address of an interface; '' if it has none."""
     request = struct.pack('256s', interface.encode()[:15])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         try:

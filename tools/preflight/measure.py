@@ -1,4 +1,4 @@
-"""What the network does, measured through the engine that will train. All calls are collectives."""
+"""Measuring the network through the engine that will train. All functions are collectives."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from torch import Tensor
 
 from dgc import Engine
 from dgc.handshake import gather_text
+from tools.harness.machine import bytes_sent
 from tools.preflight import host
 
-SMALL = 64  # bytes: a message whose time is all latency
-FIRST, LAST, GROWTH = 128_000, 32_000_000, 4  # bytes of large messages: tried until they take long
+SMALL = 64  # bytes of a message whose time is only latency
+FIRST, LAST, GROWTH = 128_000, 32_000_000, 4  # bytes of large messages, up to those of LONG time
 LONG = 0.15  # seconds
-ROUNDS = 10  # of small messages; the median counts
-TRIES = 2  # of large ones; the quicker counts
+ROUNDS = 10  # measurements of small messages, of which the median counts
+TRIES = 2  # measurements of large messages, of which the faster counts
 
 
 @dataclass(frozen=True)
 class Way:
-    """From one rank to another.
+    """The path from one rank to another.
 
-    round_trip: seconds of a small message there and back. size, seconds: of a large one there and a
-    small one back.
+    round_trip: seconds of a small message to the receiver and one back.
+    size, seconds: bytes of a large message, and seconds of it and of a small one back.
     """
 
     sender: int
@@ -37,19 +38,21 @@ class Way:
 
     @property
     def rate(self) -> float:
-        """Bit/s: what the large message took more than the small one. Latency that varies makes it
-        too high where it is not small beside ``seconds``."""
+        """Rate in bit/s, from the time that the large message takes longer than the small one.
+
+        It is too high if the latency varies by an amount that is not small compared to ``seconds``.
+        """
         return 8 * self.size / max(self.seconds - self.round_trip, 1e-6)
 
     @property
     def least_rate(self) -> float:
-        """Bit/s that there must be."""
+        """Lower bound of the rate in bit/s."""
         return 8 * self.size / self.seconds
 
 
 @dataclass(frozen=True)
 class Gather:
-    """An all-gather in which every rank brings ``size`` bytes."""
+    """An all-gather of ``size`` bytes from every rank."""
 
     size: int
     seconds: float
@@ -57,8 +60,12 @@ class Gather:
 
 @dataclass(frozen=True)
 class Measured:
-    """ways: between hosts, in a ring. small, large: all-gathers among all ranks. interfaces: by
-    rank, the one that the bytes of the large one left through, with its address, or ''."""
+    """All measurements.
+
+    ways: between hosts, in a ring.
+    small, large: all-gathers among all ranks.
+    interfaces: by rank, the one that sent the large all-gather, with its address; '' if unknown.
+    """
 
     ways: list[Way]
     small: Gather
@@ -67,16 +74,16 @@ class Measured:
 
 
 def measure(engine: Engine, leaders: Sequence[int], device: torch.device) -> Measured:
-    """Everything, among all ranks and between ``leaders``, one rank of each host."""
+    """Measure among all ranks, and between hosts. leaders: one rank of each host."""
     warm_up(engine, device)
     small = gather(engine, SMALL, ROUNDS, device)
-    before, sent = host.sent_by_interface(), 0
+    before, sent = bytes_sent(), 0
     for size in sizes():
         large = gather(engine, size, 1, device)
         sent += size * (engine.size - 1)
         if large.seconds > LONG:
             break
-    busiest = host.busiest(before, host.sent_by_interface(), sent)
+    busiest = host.busiest(before, bytes_sent(), sent)
     interfaces = gather_text(engine, busiest, device, limit=64)
     after = [*leaders[1:], *leaders[:1]] if len(leaders) > 1 else []
     ways = [way(engine, *pair, device) for pair in zip(leaders, after, strict=False)]
@@ -84,28 +91,28 @@ def measure(engine: Engine, leaders: Sequence[int], device: torch.device) -> Mea
 
 
 def sizes() -> list[int]:
-    """Of large messages, in bytes, smallest first."""
+    """Sizes of large messages in bytes, ascending."""
     return [min(FIRST * GROWTH**n, LAST) for n in range(5)]
 
 
 def warm_up(engine: Engine, device: torch.device) -> None:
-    """Open connections, which some engines do at the first message."""
+    """Let engines open connections, which some of them do with the first message."""
     for _ in range(2):
         engine.all_gather(torch.zeros(SMALL, dtype=torch.uint8, device=device))
 
 
 def gather(engine: Engine, size: int, rounds: int, device: torch.device) -> Gather:
-    """The median of some all-gathers of ``size`` bytes from each rank, by the slowest rank."""
-    ours = torch.zeros(size, dtype=torch.uint8, device=device)
+    """Measure all-gathers of ``size`` bytes per rank: median over rounds, of the slowest rank."""
+    own = torch.zeros(size, dtype=torch.uint8, device=device)
     seconds = []
     for _ in range(rounds):
         engine.barrier()
-        seconds.append(timed(lambda: engine.all_gather(ours), device))
+        seconds.append(timed(lambda: engine.all_gather(own), device))
     return Gather(size, agreed(engine, statistics.median(seconds), device))
 
 
 def way(engine: Engine, sender: int, receiver: int, device: torch.device) -> Way:
-    """What one rank can send to another; all others stand by."""
+    """Measure the path from one rank to another, while all other ranks are idle."""
     small = [exchange(engine, sender, receiver, SMALL, device) for _ in range(ROUNDS)]
     round_trip = statistics.median(small)
     for size in sizes():
@@ -116,8 +123,11 @@ def way(engine: Engine, sender: int, receiver: int, device: torch.device) -> Way
 
 
 def exchange(engine: Engine, sender: int, receiver: int, size: int, device: torch.device) -> float:
-    """Seconds until ``size`` bytes have gone from one rank to the other and a few have come back,
-    on the sender's clock; the same on all ranks."""
+    """Send ``size`` bytes from one rank to another, and a small message back.
+
+    Returns:
+        The seconds on the sender's clock, on all ranks.
+    """
     there = torch.zeros(size, dtype=torch.uint8, device=device)
     back = there[:SMALL]
 
@@ -131,7 +141,7 @@ def exchange(engine: Engine, sender: int, receiver: int, size: int, device: torc
 
 
 def send(engine: Engine, sender: int, receiver: int, message: Tensor) -> None:
-    """One message, which every rank must take part in."""
+    """Send one message; a collective in which every rank takes part."""
     engine.send_recv(
         message,
         receiver if engine.rank == sender else None,
@@ -140,7 +150,7 @@ def send(engine: Engine, sender: int, receiver: int, message: Tensor) -> None:
 
 
 def timed(job: Callable[[], object], device: torch.device) -> float:
-    """Seconds that a call takes, with what it leaves to the GPU."""
+    """Seconds of a call, including the work that it queues on the GPU."""
     start = time.perf_counter()
     job()
     if device.type == 'cuda':
@@ -149,6 +159,6 @@ def timed(job: Callable[[], object], device: torch.device) -> float:
 
 
 def agreed(engine: Engine, seconds: float, device: torch.device) -> float:
-    """The longest of all ranks' times."""
-    ours = torch.tensor([seconds], dtype=torch.float64).view(torch.uint8).to(device)
-    return float(engine.all_gather(ours).cpu().view(torch.float64).max())
+    """The maximum of all ranks' seconds."""
+    own = torch.tensor([seconds], dtype=torch.float64).view(torch.uint8).to(device)
+    return float(engine.all_gather(own).cpu().view(torch.float64).max())

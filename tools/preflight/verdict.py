@@ -1,19 +1,20 @@
-"""What was measured, as a table, and what it means. Nothing is measured here."""
+"""Evaluating the measurements: tables, warnings and estimates. Nothing is measured here."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tools.harness.tables import align
 from tools.preflight.host import Host
 from tools.preflight.measure import Gather, Measured, Way
 
-SLOW = 0.5  # of the quickest way between hosts
+SLOW = 0.5  # a path is slow below this fraction of the rate of the fastest path
 EXAMPLE = 25_000_000  # elements: about ResNet-50
-KEPT = 0.001
+DENSITY = 0.001
 
 
 def mismatches(hosts: Sequence[Host]) -> list[str]:
-    """Where a rank's versions differ from rank 0's, one sentence each."""
+    """The differences of versions from those of rank 0, one sentence each."""
     first = hosts[0].versions
     return [
         f'rank {host.rank} on {host.name} has {name} {host.versions.get(name)}, '
@@ -30,22 +31,26 @@ def leaders(hosts: Sequence[Host]) -> list[int]:
 
 
 def alpha_beta(small: Gather, large: Gather, size: int) -> tuple[float, float]:
-    """Seconds a message and seconds a byte, such that an all-gather of m bytes from each of
-    ``size`` ranks takes (size − 1)(alpha + m·beta)."""
+    """Fit alpha, in seconds per message, and beta, in seconds per byte, to two all-gathers.
+
+    An all-gather of m bytes from each of P ranks takes (P − 1)(alpha + m·beta). size: P.
+    """
     steps = size - 1
     beta = max(large.seconds - small.seconds, 0.0) / (steps * max(large.size - small.size, 1))
     return max(small.seconds / steps - small.size * beta, 0.0), beta
 
 
 def slow_ways(ways: Sequence[Way]) -> list[Way]:
-    """Those with surely less than half the rate of the quickest."""
-    quickest = max((way.least_rate for way in ways), default=0.0)
-    return [way for way in ways if way.rate < SLOW * quickest]
+    """The paths that certainly have less than half the rate of the fastest."""
+    fastest = max((way.least_rate for way in ways), default=0.0)
+    return [way for way in ways if way.rate < SLOW * fastest]
 
 
 def slow_hosts(ways: Sequence[Way]) -> list[int]:
-    """Ranks whose every way, in and out, is slow. Between two hosts nobody can tell whose fault a
-    slow way is."""
+    """The ranks all of whose paths, in and out, are slow.
+
+    With only two hosts, a slow path cannot be attributed to one of them.
+    """
     slow = slow_ways(ways)
     ranks = sorted({rank for way in ways for rank in (way.sender, way.receiver)})
     if len(ranks) < 3:
@@ -56,39 +61,39 @@ def slow_hosts(ways: Sequence[Way]) -> list[int]:
 
 
 def warnings(hosts: Sequence[Host], measured: Measured) -> list[str]:
-    """What should be looked at before training, each with its remedy."""
+    """Problems to solve before training, each with a remedy."""
     names = {host.rank: host.name for host in hosts}
-    culprits = slow_hosts(measured.ways)
+    slow = slow_hosts(measured.ways)
     found = [
-        f'rank {rank} on {names[rank]} is much slower than the others: everybody will wait for it; '
-        'look at its cable, its link speed (ethtool) and who else uses it'
-        for rank in culprits
+        f'rank {rank} on {names[rank]} is much slower than the others, and all ranks will wait for '
+        'it: check its cable, its link speed (ethtool) and other traffic'
+        for rank in slow
     ]
     found += [
-        f'the way from rank {way.sender} on {names[way.sender]} to rank {way.receiver} on '
+        f'the path from rank {way.sender} on {names[way.sender]} to rank {way.receiver} on '
         f'{names[way.receiver]} is much slower than the others'
         for way in slow_ways(measured.ways)
-        if way.sender not in culprits and way.receiver not in culprits
+        if way.sender not in slow and way.receiver not in slow
     ]
     if len(leaders(hosts)) > 1:
         found += [
             f'rank {host.rank} on {host.name} sends over the loopback {interface}, though there '
-            'are other hosts: name the interface, see docs/multi-host.md'
+            'are other hosts: set the interface, see docs/multi-host.md'
             for host, interface in zip(hosts, measured.interfaces, strict=True)
             if interface.startswith('lo ') and host.local_size == 1
         ]
     crowded = [host for host in hosts if host.busy_waiting and host.cores < 2 * host.local_size]
     if crowded:
         found.append(
-            f'OpenMPI spins while it waits, and {crowded[0].name} has {crowded[0].cores} cores for '
-            f'{crowded[0].local_size} ranks: add `-mca mpi_yield_when_idle 1`, '
+            f'OpenMPI uses a core while it waits, and {crowded[0].name} has {crowded[0].cores} '
+            f'cores for {crowded[0].local_size} ranks: add `-mca mpi_yield_when_idle 1`, '
             'or start with horovodrun --gloo'
         )
     return found
 
 
 def report(hosts: Sequence[Host], measured: Measured, engine: str, launcher: str) -> str:
-    """The table and what it means, for people."""
+    """The whole report for people."""
     lines = [
         f'{len(hosts)} ranks on {len(leaders(hosts))} host(s) under {launcher}, engine {engine}',
         f'the same everywhere: {versions_line(hosts)}',
@@ -98,22 +103,22 @@ def report(hosts: Sequence[Host], measured: Measured, engine: str, launcher: str
         *meaning(measured, len(hosts)),
     ]
     found = warnings(hosts, measured)
-    lines += [f'warning: {text}' for text in found] or ['nothing to warn of']
+    lines += [f'warning: {text}' for text in found] or ['no warnings']
     return '\n'.join(lines)
 
 
 def versions_line(hosts: Sequence[Host]) -> str:
-    """Rank 0's."""
+    """The versions of rank 0, in one line."""
     return ', '.join(f'{name} {number}' for name, number in hosts[0].versions.items())
 
 
 def table(hosts: Sequence[Host], measured: Measured) -> list[str]:
-    """A line a rank; ways between hosts stand with their first rank."""
+    """One line per rank; the paths between hosts are in the lines of their leaders."""
     out = {way.sender: way for way in measured.ways}
     into = {way.receiver: way for way in measured.ways}
     rows = [['rank', 'host', 'interface', 'to', 'round trip', 'sends', 'receives']]
     for host, interface in zip(hosts, measured.interfaces, strict=True):
-        row = [str(host.rank), host.name, interface or 'not seen']
+        row = [str(host.rank), host.name, interface or 'unknown']
         if host.rank in out:
             way = out[host.rank]
             row += [f'rank {way.receiver}', f'{way.round_trip * 1e3:.2f} ms']
@@ -121,33 +126,32 @@ def table(hosts: Sequence[Host], measured: Measured) -> list[str]:
         rows.append(row + [''] * (len(rows[0]) - len(row)))
     if not measured.ways:
         rows = [row[:3] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ['  '.join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return align(rows)
 
 
 def rate_of(way: Way) -> str:
-    """Its rate, or what it is at least, where latency hides it."""
-    clear = way.seconds > 2 * way.round_trip
-    return mbits(way.rate) if clear else f'over {mbits(way.least_rate)}'
+    """The rate of a path, or its lower bound if the latency is too large to measure it."""
+    measurable = way.seconds > 2 * way.round_trip
+    return mbits(way.rate) if measurable else f'over {mbits(way.least_rate)}'
 
 
 def mbits(rate: float) -> str:
-    """Of bit/s."""
+    """Format a rate given in bit/s."""
     return f'{rate / 1e6:,.1f} Mbit/s'
 
 
 def meaning(measured: Measured, size: int) -> list[str]:
-    """The model that fits the all-gathers, and what it says of an example."""
+    """The network model of the all-gathers, and its prediction for an example. size: ranks."""
     small, large = measured.small, measured.large
     alpha, beta = alpha_beta(small, large, size)
-    kept = round(EXAMPLE * KEPT)
+    sent = round(EXAMPLE * DENSITY)
     dense = 2 * (size - 1) * (alpha + 4 * EXAMPLE / size * beta)
-    sparse = (size - 1) * (alpha + 8 * kept * beta)
+    sparse = (size - 1) * (alpha + 8 * sent * beta)
     return [
-        f'all-gather of {small.size} bytes a rank: {small.seconds * 1e3:.2f} ms, '
+        f'all-gather of {small.size} bytes per rank: {small.seconds * 1e3:.2f} ms, '
         f'of {large.size / 1e6:.2f} MB: {large.seconds * 1e3:.1f} ms',
-        f'estimated alpha {alpha * 1e3:.3f} ms a message, beta {beta * 1e9:.2f} ns a byte '
-        f'({mbits(8 / beta) if beta else "no limit seen"})',
-        f'so a gradient of {EXAMPLE:,} elements costs about {dense:.3g} s a step dense, '
-        f'and {sparse:.3g} s with one in {1 / KEPT:,.0f} gathered (compression itself not counted)',
+        f'estimated alpha {alpha * 1e3:.3f} ms per message, beta {beta * 1e9:.2f} ns per byte '
+        f'({mbits(8 / beta) if beta else "no limit measured"})',
+        f'estimated exchange of {EXAMPLE:,} elements: {dense:.3g} s per step dense, {sparse:.3g} s '
+        f'at a density of {DENSITY:.1%} by all-gather, without compression and decompression',
     ]

@@ -1,26 +1,27 @@
-"""What is trained: a network, and batches of synthetic data that fit it.
+"""Workloads: networks, batches of synthetic data that fit them, and the optimizer's settings.
 
-torch is imported only where something is made, so that a command line is checked at once.
+torch is imported only where something is made, so that command lines are checked at once.
 """
 
 from __future__ import annotations
 
 import pkgutil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-MODEL_SEED = 1  # the same on all ranks, so that nobody's weights need to be sent
-BATCHES = 8  # different ones, which a row takes in turn
+MODEL_SEED = 1  # the same on all ranks, so that no weights have to be sent
+BATCHES = 8  # different batches, which are used in turn
+SGD_SETTINGS: dict[str, Any] = {'lr': 0.01, 'momentum': 0.9, 'weight_decay': 1e-4}
 
 
 class Workload(NamedTuple):
     """A network and the shape of its data.
 
-    model: where its constructor is, which takes the number of classes.
-    shape: of one sample: of an image, or (tokens,).
-    classes: to tell apart; of a language model, its vocabulary.
+    model: import path of its constructor, which takes the number of classes.
+    shape: of one sample: [C, H, W] of an image, [T] of a text.
+    classes: number of classes; of a language model, the size of its vocabulary.
     """
 
     model: str
@@ -29,7 +30,7 @@ class Workload(NamedTuple):
 
     @property
     def is_language(self) -> bool:
-        """Whether a sample is a text, whose every token is to be predicted."""
+        """Whether a sample is a text, each of whose tokens is predicted."""
         return len(self.shape) == 1
 
 
@@ -44,14 +45,14 @@ WORKLOADS = {
 
 
 class Batch(NamedTuple):
-    """inputs: [B, C, H, W] or tokens [B, T]; targets: classes [B] or [B, T]."""
+    """inputs: images [B, C, H, W] or tokens [B, T]; targets: classes [B] or [B, T]."""
 
     inputs: Tensor
     targets: Tensor
 
 
 def make_model(workload: Workload) -> nn.Module:
-    """The network in training mode, with the same first weights every time and on every rank."""
+    """The network in training mode, with the same initial weights on every rank and every time."""
     import torch
 
     torch.manual_seed(MODEL_SEED)
@@ -59,7 +60,7 @@ def make_model(workload: Workload) -> nn.Module:
 
 
 def make_batches(workload: Workload, size: int, rank: int) -> list[Batch]:
-    """Batches of ``size`` samples, this rank's own, the same every time."""
+    """BATCHES random batches of ``size`` samples: different on each rank, the same every time."""
     import torch
 
     generator = torch.Generator().manual_seed(rank)

@@ -1,7 +1,7 @@
-"""Where workers wait, once their rows are made, until the links are held to their rate.
+"""A gate: workers wait, once they have built their networks, until the links have their rate.
 
-A gate is a folder that both sides see. So what is sent once, such as first weights, does not pass a
-slow link, on which it would take as long as many steps.
+Initial weights are sent once. On a slow link that would take as long as many steps, so the workers
+start on fast links. A gate is a folder that both the workers and the program that starts them see.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ POLL = 0.02  # seconds
 
 
 def wait_at(folder: Path, engine: Engine) -> None:
-    """Workers: all of them have come here; go on when the gate is open."""
+    """In a worker: wait for all other workers, then until the gate is open. A collective."""
     engine.barrier()
     if engine.rank == 0:
         (folder / READY).touch()
@@ -32,29 +32,32 @@ def wait_at(folder: Path, engine: Engine) -> None:
 
 @contextmanager
 def gate(folder: Path, prepare: Callable[[], None]) -> Iterator[None]:
-    """Inside the `with` block, workers run: ``prepare()`` once all have come, then open.
+    """Call ``prepare()`` once all workers wait at the gate, then open it.
 
-    Raises what ``prepare()`` raised, when the block ends.
+    The workers run inside the `with` block.
+
+    Raises:
+        BaseException: what ``prepare()`` raised, when the block ends.
     """
     errors: list[BaseException] = []
     over = threading.Event()
 
-    def keep() -> None:
+    def watch() -> None:
         while not (folder / READY).exists():
             if over.wait(POLL):
                 return
         try:
             prepare()
-        except BaseException as error:  # of a thread: raised below
+        except BaseException as error:  # in a thread: raised below
             errors.append(error)
         (folder / OPEN).touch()
 
-    keeper = threading.Thread(target=keep, daemon=True)
-    keeper.start()
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
     try:
         yield
     finally:
         over.set()
-        keeper.join()
+        watcher.join()
     if errors:
         raise errors[0]
