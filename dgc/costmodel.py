@@ -111,8 +111,8 @@ class Calibration:
 
 
 class Sample(NamedTuple):
-    """One measured engine call. messages, sent: what one rank sends, in messages and bytes; seconds:
-    wall-clock time of the slowest rank; processor: mean processor seconds of a rank."""
+    """One measured engine call. messages, sent: what one rank sends, in messages and bytes;
+    seconds: wall-clock time of the slowest rank; processor: mean processor seconds of a rank."""
 
     messages: float
     sent: float

@@ -21,6 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from dgc.bucket_spec import BucketSpec
 from dgc.buckets import Bucket
@@ -28,6 +29,7 @@ from dgc.compressors.base import Compressor
 from dgc.corrected import Corrected
 from dgc.exchanges.base import Exchanged
 from dgc.ops import Update, is_fused
+from dgc.schedule import DensitySchedule
 from dgc.sparse import Sparse
 from dgc.state import Elements, Entries, Resize
 
@@ -51,6 +53,9 @@ class Memory(ABC):
 
     def check(self, momentum: float, nesterov: bool) -> None:
         """Raise ValueError where this memory has no rule for an optimizer's momentum."""
+
+    def check_optimizer(self, optimizer: Optimizer, schedule: DensitySchedule) -> None:
+        """Raise ValueError where the result of the exchange means nothing to ``optimizer``."""
 
     @abstractmethod
     def compensate(self, bucket: Bucket) -> Tensor:
@@ -309,6 +314,22 @@ class AveragedMomentum(Memory):
             raise ValueError(
                 "AveragedMomentum holds the first moment: set the optimizer's momentum to 0"
             )
+
+    def check_optimizer(self, optimizer: Optimizer, schedule: DensitySchedule) -> None:
+        """The optimizer must expect momenta after as many steps, of the same decay."""
+        name = type(optimizer).__name__
+        for group in optimizer.param_groups:
+            if 'freeze_step' not in group:
+                raise ValueError(
+                    f'AveragedMomentum sends momenta, which {name} would take for gradients: use '
+                    'dgc.optim.OneBitAdam'
+                )
+            steps = schedule.warmup_epochs * (schedule.stage_steps or 0)
+            if group['freeze_step'] != steps or group['betas'][0] != self.beta1:
+                raise ValueError(
+                    f'{name} has freeze_step={group["freeze_step"]} and beta1={group["betas"][0]}, '
+                    f'the composition {steps} and {self.beta1}: make them equal'
+                )
 
     def compensate(self, bucket: Bucket) -> Tensor:
         """Return the gradient in the warm-up, later ``m + e``."""

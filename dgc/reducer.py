@@ -272,10 +272,13 @@ class Reducer:
         elif exchanged.scale is Scale.CONTRIBUTORS:
             contributions = [mean_of_contributors(contributions)]
         bucket.assign(contributions, divisor)
-        if not non_finite and bucket.dtype == torch.float16 and not finite(*bucket.pieces):
-            # A residual gathered over many steps may exceed float16; the same on all ranks.
+        may_overflow = bucket.dtype == torch.float16 or composition.nonfinite == 'skip'
+        if not non_finite and may_overflow and not finite(*bucket.pieces):
+            # A sum of finite gradients, or a residual gathered over many steps, may exceed what
+            # their type holds; the same on all ranks.
             non_finite = True
-            self._failures.append(f'{bucket.name}, whose mean float16 cannot hold')
+            dtype = str(bucket.dtype).removeprefix('torch.')
+            self._failures.append(f'{bucket.name}, whose mean {dtype} cannot hold')
 
         # Error feedback. A non-finite result, and what was cut from it, must not enter a memory.
         if not non_finite:

@@ -214,6 +214,7 @@ def check_momentum(optimizer: Optimizer, composition: Composition) -> None:
     memory, exchange = type(composition.memory).__name__, type(composition.exchange).__name__
     for group in optimizer.param_groups:
         composition.memory.check(group.get('momentum', 0.0), group.get('nesterov', False))
+    composition.memory.check_optimizer(optimizer, composition.schedule)
     if composition.memory.holds_momentum and not isinstance(optimizer, DGCSGD) and has_momentum:
         raise ValueError(
             f'{memory} holds the momentum and {type(optimizer).__name__} would apply it again: '

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from dgc.algorithms.chunk import chunk
 from dgc.algorithms.deep_gradient_compression import deep_gradient_compression
+from dgc.algorithms.demo import demo
 from dgc.algorithms.dense import dense
+from dgc.algorithms.diloco import diloco
 from dgc.algorithms.gaussian_k import gaussian_k
 from dgc.algorithms.gtopk import gtopk, gtopk_doubling
 from dgc.algorithms.hierarchical import hierarchical
 from dgc.algorithms.lags import lags
 from dgc.algorithms.merged import mgwfbp, omgs
 from dgc.algorithms.oktopk import oktopk
+from dgc.algorithms.one_bit_adam import one_bit_adam
+from dgc.algorithms.power_sgd import power_sgd
+from dgc.algorithms.qsgd import qsgd
+from dgc.algorithms.random_k import random_k
+from dgc.algorithms.sign_sgd import ef_sign_sgd, sign_sgd
 from dgc.algorithms.spardl import spardl, spardl_bruck, spardl_lres, spardl_pres, spardl_teams
 from dgc.algorithms.table import CONSERVING, Algorithm, Kind, Law
+from dgc.optim import OneBitAdam
 
 __all__ = ['ALGORITHMS', 'Algorithm', 'Kind', 'Law']
 
@@ -139,6 +147,76 @@ ALGORITHMS: dict[str, Algorithm] = {
             SUN,
             hierarchical,
             ('configs/hierarchical/all_gather.py',),
+        ),
+        Algorithm(
+            'sign-sgd',
+            'one bit per element, combined by majority vote',
+            'Bernstein et al., ICML 2018, arXiv 1810.05291',
+            sign_sgd,
+            ('configs/signsgd/vote.py',),
+            frozenset({Law.EQUALS_DENSE}),
+            has_density=False,
+        ),
+        Algorithm(
+            'ef-sign-sgd',
+            'one bit per element, scaled, with a residual',
+            'Karimireddy et al., ICML 2019, arXiv 1901.09847',
+            ef_sign_sgd,
+            ('configs/signsgd/feedback.py',),
+            has_density=False,
+        ),
+        Algorithm(
+            'qsgd',
+            'values rounded at random to a few levels, unbiased',
+            'Alistarh et al., NeurIPS 2017, arXiv 1610.02132',
+            qsgd,
+            ('configs/qsgd/bits4.py',),
+            frozenset({Law.EQUALS_DENSE}),
+            has_density=False,
+        ),
+        Algorithm(
+            'random-k',
+            'the same random positions on all ranks, all-reduced',
+            'Stich et al., NeurIPS 2018, arXiv 1809.07599',
+            random_k,
+            ('configs/randomk/residual.py',),
+        ),
+        Algorithm(
+            'power-sgd',
+            'low-rank approximation of gradient matrices, all-reduced',
+            'Vogels et al., NeurIPS 2019, arXiv 1905.13727',
+            power_sgd,
+            ('configs/powersgd/rank4.py',),
+            has_density=False,
+        ),
+        Algorithm(
+            'demo',
+            'decoupled momentum: the largest cosine coefficients of each block, then signs',
+            'Peng et al., arXiv 2411.19870',
+            demo,
+            ('configs/demo/demo.py',),
+            frozenset(),
+            has_density=False,
+        ),
+        Algorithm(
+            'one-bit-adam',
+            'momentum in one bit per element after a warm-up of Adam',
+            'Tang et al., ICML 2021, arXiv 2102.02888',
+            one_bit_adam,
+            ('configs/onebit/adam.py',),
+            frozenset(),
+            has_density=False,
+            optimizer=OneBitAdam,
+        ),
+        Algorithm(
+            'diloco',
+            'local steps of an inner optimizer, an outer step on their mean movement',
+            'Douillard et al., arXiv 2311.08105',
+            diloco,
+            ('configs/diloco/diloco.py',),
+            frozenset({Law.EQUALS_DENSE}),
+            Kind.LOCAL_STEPS,
+            has_density=False,
         ),
     )
 }

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from torch.optim import Optimizer
+
 from dgc.composition import Composition
 
 
@@ -47,6 +49,8 @@ class Algorithm:
         laws: Properties that hold for it.
         kind: Who trains how.
         has_density: It takes ``compress_ratio``, the density of its messages.
+        optimizer: The only optimizer that it works with; None for those that ``wiring.check``
+            accepts.
     """
 
     name: str
@@ -57,6 +61,7 @@ class Algorithm:
     laws: frozenset[Law] = CONSERVING
     kind: Kind = Kind.SYNCHRONOUS
     has_density: bool = True
+    optimizer: type[Optimizer] | None = None
 
     def composition(self, density: float | None = None, **settings: Any) -> Composition:
         """Return a fresh composition.

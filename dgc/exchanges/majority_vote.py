@@ -34,3 +34,9 @@ class MajorityVote(Exchange):
     def bytes_sent(self, spec: BucketSpec, k: int, codec: Codec, world_size: int) -> float:
         """``(P-1)·capacity``: each message passes every other rank once."""
         return (world_size - 1) * codec.capacity(spec.numel, spec.numel)
+
+    def is_smaller_than_dense(
+        self, spec: BucketSpec, k: int, codec: Codec, world_size: int
+    ) -> bool:
+        """Always vote: a mean gradient in some buckets would be a step of another size."""
+        return True

@@ -30,7 +30,8 @@ class OkTopK(Exchange):
     rank sends the owner of a region its elements there, at most a ``P``-th of ``k``, the largest,
     in an order of destinations that starts with the next rank, so that no owner receives from all
     at once. What its sum holds above the threshold is evened out among the ranks and gathered; at
-    most ``k`` in all. So no rank sends more than about ``6k`` numbers, whatever ``P`` is (section 3.1).
+    most ``k`` in all. So no rank sends more than about ``6k`` numbers, whatever ``P`` is (section
+    3.1).
 
     Unlike in the paper, a message is padded to its largest size, so that no length is exchanged,
     and the exact threshold comes from four histograms, not from gathering ``kP`` values.

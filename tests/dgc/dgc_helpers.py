@@ -19,7 +19,9 @@ from dgc.compressors import TopK
 from dgc.costmodel import Line
 from dgc.engines import LocalEngine
 from dgc.exchanges import AllGather
+from dgc.memory import AveragedMomentum
 from dgc.ops import Update
+from dgc.optim import OneBitAdam
 from dgc.planner import PerTensor, PlanRequest
 from dgc.planner.forecast import FREE, Costs, Forecast, Route, Timing
 from dgc.rules import LayerRules
@@ -103,7 +105,13 @@ def wrap(
     weight_decay: float = 0.0,
     **settings,
 ) -> dgc.DistributedOptimizer:
-    """A DistributedOptimizer over the SGD that fits the composition's memory."""
+    """A DistributedOptimizer over the optimizer that fits the composition's memory."""
+    if isinstance(composition.memory, AveragedMomentum):
+        freeze_step = composition.schedule.stage_steps
+        adam = OneBitAdam([p for _, p in named], lr, (0.9, 0.99), 1e-4, weight_decay, freeze_step)
+        return dgc.DistributedOptimizer(
+            adam, named, composition, engine or LocalEngine(), **settings
+        )
     optimizer = dgc.DGCSGD if composition.memory.holds_momentum else torch.optim.SGD
     inner = optimizer(
         [parameter for _, parameter in named],

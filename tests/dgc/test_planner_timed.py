@@ -146,7 +146,7 @@ class TestAdaptive:
         assert sorted(map(len, names(buckets))) == [1, 1, 2]
 
     def test_what_the_run_asked_for_is_kept_beside_the_density(self):
-        buckets = plan(sized(1000, 1000), Adaptive(forecast(evenly(2)), max_ratio=0.05))
+        buckets = plan(sized(1000, 1000), Adaptive(forecast(evenly(2), start=1e-3), max_ratio=0.05))
         assert [(bucket.density, bucket.requested) for bucket in buckets] == [
             (0.05, 0.01),
             (0.01, 0.01),

@@ -64,6 +64,9 @@ SETTINGS: dict[str, dict[str, object]] = {
     'lags': {'planner': Adaptive(FORECAST, max_ratio=0.2)},
     'hierarchical': {'local_size': 2},
     'chunk': {'chunk': 8},
+    'power-sgd': {'rank': 2},
+    'demo': {'topk': 4, 'chunk': 8},
+    'one-bit-adam': {'freeze_step': 3},
     'oktopk': {'threshold_period': 8, 'region_period': 16},
 }
 

@@ -17,7 +17,7 @@ def by_epoch(
 
 def test_wm5_is_the_published_schedule_to_the_step_and_then_constant():
     densities = by_epoch(DensitySchedule(0.001, warmup_epochs=5), 300)
-    assert [float(f'{density:.2g}') for density in densities[:5]] == [
+    assert [float(f'{each:.2g}') for each in densities[:5]] == [
         0.32,
         0.1,
         0.032,

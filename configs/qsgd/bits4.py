@@ -1,0 +1,5 @@
+"""Four bits per value: the default."""
+
+from utils.config import configs
+
+configs.train.compression.bits = 4

@@ -1,0 +1,5 @@
+"""Eight bits per value."""
+
+from utils.config import configs
+
+configs.train.compression.bits = 8

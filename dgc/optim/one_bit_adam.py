@@ -1,0 +1,97 @@
+"""Adam whose second moment is frozen after a warm-up (Tang et al., arXiv 2102.02888)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+class OneBitAdam(Optimizer):
+    """1-bit Adam's step (Algorithm 1), for the composition ``one_bit_adam``.
+
+    For the first ``freeze_step`` steps ``.grad`` is the mean gradient ḡ, and this is Adam:
+
+        m ← β1·m + (1 - β1)·ḡ,  v ← β2·v + (1 - β2)·ḡ²,  w ← w - lr·m̂ / (√v̂ + ε)
+
+    Afterwards ``.grad`` is the mean momentum m̄, which the memory AveragedMomentum keeps, and v and
+    the factors of the bias correction stay as they are:  w ← w - lr·m̄ / ((1 - β1^T)·(√v̂ + ε)).
+
+    Args:
+        lr: Learning rate.
+        betas: β1 and β2; β1 must be the composition's.
+        eps: ε.
+        weight_decay: Decoupled, as in AdamW: w ← w·(1 - lr·λ).
+        freeze_step: T, which must be the composition's.
+
+    Raises:
+        ValueError: For settings out of range.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        freeze_step: int = 100,
+    ) -> None:
+        if lr < 0 or eps < 0 or weight_decay < 0:
+            raise ValueError(
+                f'lr, eps and weight_decay must be at least 0, got {lr}, {eps} and {weight_decay}'
+            )
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f'betas must be at least 0 and below 1, got {betas}')
+        if freeze_step < 1:
+            raise ValueError(f'freeze_step must be at least 1, got {freeze_step}')
+        defaults = {
+            'lr': lr,
+            'betas': betas,
+            'eps': eps,
+            'weight_decay': weight_decay,
+            'freeze_step': freeze_step,
+        }
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]
+        """Take one step from the ``.grad`` of each parameter.
+
+        Returns:
+            The closure's loss.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group['params']:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group)
+        return loss
+
+    def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        beta1, beta2 = group['betas']
+        state = self.state[parameter]
+        if not state:
+            state['step'] = 0
+            state['exp_avg'] = torch.zeros_like(parameter)
+            state['exp_avg_sq'] = torch.zeros_like(parameter)
+        state['step'] += 1
+        warming_up = state['step'] <= group['freeze_step']
+        momentum, second = state['exp_avg'], state['exp_avg_sq']
+        if warming_up:
+            momentum.lerp_(grad, 1 - beta1)
+            second.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        else:
+            momentum.copy_(grad)
+        counted = min(state['step'], group['freeze_step'])
+        # √v̂ + ε, and the first moment's correction, both as of the last step of the warm-up.
+        denominator = second.sqrt().div_(math.sqrt(1 - beta2**counted)).add_(group['eps'])
+        parameter.mul_(1 - group['lr'] * group['weight_decay'])
+        parameter.addcdiv_(momentum, denominator, value=-group['lr'] / (1 - beta1**counted))
