@@ -90,8 +90,8 @@ class PowerSGD(Exchange):
         )
 
         # 4. The rank's own error, before the result overwrites what may be the same storage.
-        error = torch.zeros_like(selected.values)
-        for name, view in self._matrices(error, bucket.spec):
+        rounded = torch.zeros_like(selected.values)
+        for name, view in self._matrices(rounded, bucket.spec):
             if name in columns:
                 view.copy_(matrices[name] - columns[name] @ own[name].T)
         uncompressed = dict(zip(as_is, sums[len(low_rank) :], strict=True))
@@ -103,7 +103,7 @@ class PowerSGD(Exchange):
             else:
                 view.copy_(uncompressed[name])
         contributions = [Sparse(result, None, selected.numel)]
-        return Exchanged(contributions, Sparse(error, None, selected.numel))
+        return Exchanged(contributions, Sparse(rounded, None, selected.numel))
 
     def bytes_sent(self, spec: BucketSpec, k: int, codec: Codec, world_size: int) -> float:
         """All-reduces of ``r·n`` and of ``r·m`` numbers of each matrix, and of the rest."""

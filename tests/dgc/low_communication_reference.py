@@ -67,7 +67,7 @@ def mean_of_contributors(messages: Sequence[Mapping[int, float]], numel: int) ->
 
 
 def majority_vote(corrected: Sequence[Tensor], quantize: Quantizer) -> Tensor:
-    """The sign that more ranks have; 0 in a tie (Bernstein et al., arXiv 1810.05291, Algorithm 1)."""
+    """The sign of the majority, 0 in a tie (Bernstein et al., arXiv 1810.05291, Algorithm 1)."""
     messages = [quantize(flat) for flat in corrected]
     result = torch.zeros_like(corrected[0])
     for index in range(len(result)):

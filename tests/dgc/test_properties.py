@@ -230,14 +230,20 @@ def cases_of(law: Law) -> pytest.MarkDecorator:
 
 @dataclass
 class Diary:
-    """What one worker noted: by bucket, its selections, and P times each mean that came back."""
+    """What one rank noted of each step, by bucket: its selection, P times the result, and its
+    residual afterwards."""
 
     composition: dgc.Composition
     selections: dict[str, list[Selection]]
     totals: dict[str, list[Tensor]]
     snapshots: list[list[Tensor]]
-    kept: dict[str, Tensor]
+    residuals: dict[str, list[Tensor]]
     progress: Progress
+
+    @property
+    def kept(self) -> dict[str, Tensor]:
+        """The residual after the last step, float64 ``[n]``, by bucket."""
+        return {name: residuals[-1] for name, residuals in self.residuals.items()}
 
 
 def keep_diary(engine: dgc.Engine, composition: dgc.Composition, steps: int, case: Case) -> Diary:
@@ -253,17 +259,18 @@ def keep_diary(engine: dgc.Engine, composition: dgc.Composition, steps: int, cas
         steps_per_epoch=3,
     )
     selections, buckets = watch(composition), optimizer.reducer.buckets
-    totals, snapshots = {bucket.name: [] for bucket in buckets}, []
+    totals, residuals = ({bucket.name: [] for bucket in buckets} for _ in range(2))
+    snapshots = []
     for step in range(steps):
         optimizer.zero_grad()
         loss(named, engine.rank, step).backward()
         optimizer.synchronize()
         for bucket in buckets:
             totals[bucket.name].append(bucket.gradient.double() * engine.size)
+            residuals[bucket.name].append(kept_by(bucket).double())
         optimizer.step()
         snapshots.append(values(named))
-    kept = {bucket.name: kept_by(bucket).double() for bucket in buckets}
-    return Diary(composition, selections, totals, snapshots, kept, optimizer.reducer.progress)
+    return Diary(composition, selections, totals, snapshots, residuals, optimizer.progress)
 
 
 def assert_conserved(diaries: list[Diary], case: Case) -> None:
@@ -375,8 +382,8 @@ def test_an_uncompressed_step_flushes_residuals_and_loses_nothing(case):
         return keep_diary(engine, composition, 2 * 3 + 1, case)
 
     diaries = dgc.simulate(case.workers, worker)
-    selections = [notes for diary in diaries for notes in diary.selections.values()]
-    assert any(notes[-2].kept.any() for notes in selections)
+    before = [residuals[-2] for diary in diaries for residuals in diary.residuals.values()]
+    assert any(residual.any() for residual in before)
     assert not any(kept.any() for diary in diaries for kept in diary.kept.values())
     if Law.CONSERVES in TABLE[case.row].laws:
         assert_conserved(diaries, case)
