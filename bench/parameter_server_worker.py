@@ -25,15 +25,14 @@ from dgc.memory import MomentumCorrection
 from dgc.parameter_server import (
     Address,
     Asynchronous,
-    Course,
+    Budget,
     Observer,
     Server,
-    Service,
-    SocketLink,
     Update,
     WorkerOptimizer,
     dual_way,
 )
+from dgc.parameter_server.sockets import Service, SocketLink
 from utils.allocator import keep_freed_memory
 
 LR, MOMENTUM = 0.01, 0.9
@@ -103,9 +102,9 @@ def serve(task: Task, engine: dgc.Engine) -> None:
     model, counts = make_model(WORKLOADS[task.model]), Counts()
     sgd = torch.optim.SGD(model.parameters(), LR, MOMENTUM)
     composition = MODES[task.mode](task.ratio)
-    course = Course(engine.size - 1, 1000, ENDLESS)
+    budget = Budget(engine.size - 1, 1000, ENDLESS)
     server = Server(
-        sgd, model.named_parameters(), model.buffers(), composition, course, '', counts, PATIENCE
+        sgd, model.named_parameters(), model.buffers(), composition, budget, '', counts, PATIENCE
     )
     service = Service(server, Address(task.address, task.port), None, PATIENCE)
     threading.Thread(target=service.run, daemon=True).start()
@@ -114,7 +113,9 @@ def serve(task: Task, engine: dgc.Engine) -> None:
     begin = time.monotonic()
     time.sleep(task.seconds)
     updates = [update for when, update in list(counts.came) if when > begin]
-    workers = [sum(update.place == place for update in updates) for place in range(course.places)]
+    workers = [
+        sum(update.slot == slot for update in updates) for slot in range(budget.worker_slots)
+    ]
     write_json(
         Path(task.answer),
         {

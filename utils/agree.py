@@ -12,8 +12,8 @@ from dgc import Engine
 from dgc.handshake import gather_text
 from dgc.parameter_server import ServerError
 from utils.checkpoint import CheckpointError
+from utils.cli import Refused
 from utils.config import ConfigError
-from utils.launch import Refused
 
 REFUSALS = (ConfigError, DatasetError, CheckpointError, ServerError, ValueError, TypeError)
 

@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader, Dataset
 from dgc import DistributedOptimizer, Engine
 from dgc.handshake import broadcast_tensors
 from dgc.parameter_server import WorkerOptimizer
+from utils.cli import Refused
 from utils.config import Config
 from utils.data import TrainShare, Until, evaluation_loader, train_loader
-from utils.launch import Refused
 from utils.learning_rate import LearningRate
 from utils.timing import measure_step
 

@@ -7,10 +7,10 @@ import torch
 
 from dgc.memory import SAMomentum
 from dgc.parameter_server import dual_way
-from utils.asynchronous import Asynchronous
 from utils.config import Config, configs
+from utils.training.parameter_server import ParameterServer
 
-configs.train.distribution = Config(Asynchronous)
+configs.train.distribution = Config(ParameterServer)
 configs.train.compression = configs.train.compression.using(dual_way)
 configs.train.compression.compress_ratio = 0.01
 configs.train.compression.memory = Config(SAMomentum)

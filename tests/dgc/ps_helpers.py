@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dgc.parameter_server import (
     Asynchronous,
-    Course,
+    Budget,
     Link,
     Observer,
     Server,
@@ -31,13 +31,13 @@ class Notes(Observer):
 
     def __init__(self) -> None:
         self.updates: list[Update] = []
-        self.told: list[tuple[int, list[float]]] = []
+        self.losses_seen: list[tuple[int, list[float]]] = []
 
     def updated(self, update):
         self.updates.append(update)
 
-    def losses(self, place, values):
-        self.told.append((place, values))
+    def losses(self, slot, values):
+        self.losses_seen.append((slot, values))
 
 
 class World:
@@ -49,7 +49,7 @@ class World:
     def __init__(
         self,
         make: Callable[[], Asynchronous],
-        places: int = 3,
+        slots: int = 3,
         updates: int = 10_000,
         faults: Callable[[], str] = lambda: '',
         patience: float = 0.0,
@@ -57,7 +57,7 @@ class World:
     ) -> None:
         self.make, self.faults, self.now, self.patience = make, faults, 0.0, patience
         self.settings = {'lr': 0.1, 'momentum': 0.9, **settings}
-        self.course = Course(places, 4, updates)
+        self.budget = Budget(slots, 4, updates)
         self.notes = Notes()
         self.late: list[bytes] = []  # copies of frames that are still under way
         self.server = self.new_server()
@@ -67,7 +67,7 @@ class World:
         self.buffers = [torch.zeros(BUFFERS)]
         sgd = torch.optim.SGD([p for _, p in self.named], **self.settings)
         return Server(
-            sgd, self.named, self.buffers, self.make(), self.course, 'test', self.notes, timeout=10
+            sgd, self.named, self.buffers, self.make(), self.budget, 'test', self.notes, timeout=10
         )
 
     def restart(self, state: dict) -> None:
@@ -100,7 +100,7 @@ class Wire(Link):
         self.world.server.tick(self.world.now)
 
     def request(self, message: Message) -> Message:
-        frame = message.write()
+        frame = message.encode()
         for fault in iter(self.world.faults, None):
             if fault == 'lost':
                 continue
@@ -111,20 +111,20 @@ class Wire(Link):
                 assert self.world.deliver(frame) == reply or reply_kind(reply) is Kind.FULL
             if fault != 'reply lost':
                 assert reply is not None
-                read = protocol.read(reply, protocol.FROM_SERVER)
+                read = protocol.decode(reply, protocol.FROM_SERVER)
                 if read.kind is Kind.REFUSED:
                     raise ServerError(read.text)
                 assert (read.session, read.sequence) == (message.session, message.sequence)
                 return read
         raise AssertionError('faults never end')
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         if self.world.faults() != 'lost':
-            assert self.world.deliver(message.write()) is None
+            assert self.world.deliver(message.encode()) is None
 
 
 def reply_kind(reply: bytes) -> Kind:
-    return protocol.read(reply, protocol.FROM_SERVER).kind
+    return protocol.decode(reply, protocol.FROM_SERVER).kind
 
 
 class Worker:
@@ -142,20 +142,20 @@ class Worker:
 
     def step(self, rank: int | None = None) -> None:
         self.optimizer.zero_grad()
-        place = self.optimizer.place if rank is None else rank
-        loss(self.named, place, self.steps).backward()
+        slot = self.optimizer.slot if rank is None else rank
+        loss(self.named, slot, self.steps).backward()
         self.steps += 1
         self.optimizer.step()
 
     @property
     def is_known(self) -> bool:
         """Whether the server of now has given it what it has."""
-        member = self.world.server.membership.get(self.optimizer._link.session)
+        member = self.world.server.workers.get(self.optimizer._link.session)
         return member is not None and member.ticket == self.optimizer._ticket
 
     def assert_recorded(self) -> None:
         """The server's record of this worker is its parameters, bit for bit."""
-        records = self.world.server.model.records[self.optimizer.place]
+        records = self.world.server.model.records[self.optimizer.slot]
         for record, values in zip(records, self.optimizer.flats, strict=True):
             assert torch.equal(record, values)
         for (_, parameter), (_, mine) in zip(self.named, self.views(), strict=True):

@@ -40,7 +40,7 @@ def test_a_record_is_its_workers_parameters_whatever_happens(codec, seed):
         event = draw.choices(
             ['step', 'join', 'leave', 'die', 'late', 'save', 'restart'], [80, 8, 3, 3, 4, 3, 2]
         )[0]
-        if event == 'join' and len(workers) < world.course.places:
+        if event == 'join' and len(workers) < world.budget.worker_slots:
             workers.append(world.join())
         elif event == 'step' and workers:
             draw.choice(workers).step()
@@ -67,7 +67,7 @@ def test_a_record_is_its_workers_parameters_whatever_happens(codec, seed):
 def test_the_server_is_the_papers():
     """Against dense vectors: what is sent is what the reference sends, element for element."""
     make = partial(exact, memory=Residual(), planner=PerTensor())
-    world = World(make, places=3, momentum=0.0)
+    world = World(make, slots=3, momentum=0.0)
     name, k = 'wide.weight', 64
     plain = Plain(dict(parameters())[name].detach().flatten())
     workers = [world.join() for _ in range(3)]
@@ -103,7 +103,7 @@ def sgd_steps(steps: int, **settings) -> list[torch.Tensor]:
 def test_one_worker_that_sends_everything_is_momentum_sgd_to_the_last_bit(memory):
     """At rates that are powers of two, where (lr·u) and lr·(u) are the same number."""
     settings = {'lr': 0.25, 'momentum': 0.5}
-    world = World(lambda: dual_way(1.0, memory=memory()), places=1, **settings)
+    world = World(lambda: dual_way(1.0, memory=memory()), slots=1, **settings)
     worker = world.join()
     for _ in range(20):
         worker.step()
@@ -114,7 +114,7 @@ def test_one_worker_that_sends_everything_is_momentum_sgd_to_the_last_bit(memory
 @pytest.mark.parametrize('memory', [SAMomentum, MomentumCorrection])
 def test_one_worker_that_sends_everything_is_momentum_sgd(memory):
     settings = {'lr': 0.1, 'momentum': 0.9, 'weight_decay': 0.01}
-    world = World(lambda: dual_way(1.0, memory=memory()), places=1, **settings)
+    world = World(lambda: dual_way(1.0, memory=memory()), slots=1, **settings)
     worker = world.join()
     for _ in range(20):
         worker.step()
@@ -127,7 +127,7 @@ def test_one_worker_that_sends_everything_is_momentum_sgd(memory):
 def test_what_is_dense_is_the_servers_own_after_each_step(codec, ratio):
     """Not only what the server's record says, which follows a wrong answer as the worker does."""
     values, indices = codec
-    world = World(lambda: dual_way(ratio, values=values, indices=indices), places=2)
+    world = World(lambda: dual_way(ratio, values=values, indices=indices), slots=2)
     workers = [world.join(), world.join()]
     for number in range(6):
         worker = workers[number % 2]
@@ -140,7 +140,7 @@ def test_what_is_dense_is_the_servers_own_after_each_step(codec, ratio):
 
 def test_nesterov_is_momentum_correction_only():
     settings = {'lr': 0.1, 'momentum': 0.9, 'nesterov': True}
-    world = World(lambda: dual_way(1.0, memory=MomentumCorrection()), places=1, **settings)
+    world = World(lambda: dual_way(1.0, memory=MomentumCorrection()), slots=1, **settings)
     worker = world.join()
     for _ in range(20):
         worker.step()
@@ -152,7 +152,7 @@ def test_nesterov_is_momentum_correction_only():
 
 def test_what_an_answer_leaves_out_comes_later():
     """A worker that adds nothing sees all that another has added, and no more is left for it."""
-    world = World(lambda: exact(memory=Residual()), places=2, momentum=0.0)
+    world = World(lambda: exact(memory=Residual()), slots=2, momentum=0.0)
     first, second = world.join(), world.join()
     for _ in range(5):
         first.step()
@@ -170,18 +170,18 @@ def test_what_an_answer_leaves_out_comes_later():
 
 
 def test_staleness_counts_the_updates_of_others():
-    world = World(exact, places=3)
+    world = World(exact, slots=3)
     a, b, c = (world.join() for _ in range(3))
     for worker in (a, b, a, a, c):
         worker.step()
     assert [update.staleness for update in world.notes.updates] == [0, 1, 1, 0, 4]
-    assert [update.place for update in world.notes.updates] == [0, 1, 0, 0, 2]
+    assert [update.slot for update in world.notes.updates] == [0, 1, 0, 0, 2]
     assert [update.version for update in world.notes.updates] == [1, 2, 3, 4, 5]
 
 
 def test_stale_updates_count_less_where_that_is_asked_for():
     def moved(**parts):
-        world = World(lambda: dual_way(1.0, **parts), places=2)
+        world = World(lambda: dual_way(1.0, **parts), slots=2)
         a, b = world.join(), world.join()
         for _ in range(3):
             a.step(rank=0)
@@ -193,7 +193,7 @@ def test_stale_updates_count_less_where_that_is_asked_for():
 
 
 def test_learning_rates_and_ratios_follow_the_servers_progress():
-    world = World(exact, places=2)
+    world = World(exact, slots=2)
     a, b = world.join(), world.join()
     for _ in range(5):
         a.step()
@@ -203,7 +203,7 @@ def test_learning_rates_and_ratios_follow_the_servers_progress():
 
 
 def test_statistics_are_the_mean_of_what_workers_reported():
-    world = World(lambda: exact(statistics_period=1), places=2)
+    world = World(lambda: exact(statistics_period=1), slots=2)
     a, b = world.join(), world.join()
     assert torch.equal(a.buffers[0], torch.zeros(BUFFERS))  # the server's
     a.buffers[0].fill_(1.0)
@@ -218,7 +218,7 @@ def test_statistics_are_the_mean_of_what_workers_reported():
 
 def test_a_buffer_that_is_infinite_everywhere_stays_so():
     """A mask of attention, among the buffers of a model."""
-    world = World(lambda: exact(statistics_period=1), places=1)
+    world = World(lambda: exact(statistics_period=1), slots=1)
     world.buffers[0][1] = -torch.inf
     worker = world.join()
     assert worker.buffers[0][1] == -torch.inf
@@ -229,7 +229,7 @@ def test_a_buffer_that_is_infinite_everywhere_stays_so():
 
 
 def test_a_statistic_that_has_overflowed_does_not_reach_the_server():
-    world = World(lambda: exact(statistics_period=1), places=1)
+    world = World(lambda: exact(statistics_period=1), slots=1)
     worker = world.join()
     worker.buffers[0].copy_(torch.tensor([2.0, torch.nan, torch.inf, 1.0, 1.0, 1.0]))
     worker.step()
@@ -237,13 +237,13 @@ def test_a_statistic_that_has_overflowed_does_not_reach_the_server():
 
 
 def test_losses_arrive():
-    world = World(exact, places=1)
+    world = World(exact, slots=1)
     world.join().optimizer.report_losses([1.5, 0.25])
-    assert world.notes.told == [(0, [1.5, 0.25])]
+    assert world.notes.losses_seen == [(0, [1.5, 0.25])]
 
 
 def test_training_ends_after_exactly_so_many_updates_and_drains():
-    world = World(exact, places=2, updates=7)
+    world = World(exact, slots=2, updates=7)
     a, b = world.join(), world.join()
     while not (a.optimizer.finished and b.optimizer.finished):
         for worker in (a, b):
@@ -261,26 +261,26 @@ def test_training_ends_after_exactly_so_many_updates_and_drains():
 
 
 def test_a_place_is_free_once_its_worker_is_silent_and_who_returns_gets_the_model_anew():
-    world = World(exact, places=2)
+    world = World(exact, slots=2)
     a, b = world.join(), world.join()
-    with pytest.raises(ServerError, match='all places at the server are taken'):
+    with pytest.raises(ServerError, match='all worker slots of the server have been taken'):
         world.join()
     world.now = 9
     a.step()
     world.now = 15
     world.server.tick(world.now)  # b has been silent for 15 seconds, a for 6
     c = world.join()
-    assert c.optimizer.place == 1
+    assert c.optimizer.slot == 1
     a.optimizer.close()
     b.step()  # its place was taken, another is free
-    assert b.optimizer.place == 0
+    assert b.optimizer.slot == 0
     for worker in (b, c):
         worker.assert_recorded()
 
 
 def test_a_restarted_server_takes_in_each_update_once():
     """The update is in the checkpoint, its answer was never seen: it is sent again, and ignored."""
-    world = World(lambda: dual_way(1.0), places=1)
+    world = World(lambda: dual_way(1.0), slots=1)
     worker = world.join()
     worker.step()
     states = []
@@ -309,7 +309,7 @@ def test_a_restarted_server_takes_in_each_update_once():
 
 
 def test_an_update_that_a_killed_server_had_not_saved_is_made_again():
-    world = World(lambda: dual_way(1.0), places=1)
+    world = World(lambda: dual_way(1.0), slots=1)
     worker = world.join()
     worker.step()
     world.restart(world.server.state_dict())
@@ -319,7 +319,7 @@ def test_an_update_that_a_killed_server_had_not_saved_is_made_again():
 
 
 def test_a_checkpoint_is_read_without_pickle_and_goes_on_with_the_same_model():
-    world = World(exact, places=2)
+    world = World(exact, slots=2)
     workers = [world.join(), world.join()]
     for step in range(6):
         workers[step % 2].step()
@@ -335,7 +335,7 @@ def test_a_checkpoint_is_read_without_pickle_and_goes_on_with_the_same_model():
 def test_a_gradient_that_is_not_finite_is_named_and_never_sent():
     from dgc import NonFiniteGradientError
 
-    world = World(exact, places=1)
+    world = World(exact, slots=1)
     worker = world.join()
     worker.step()
     dict(worker.named)['bias'].grad = torch.full((10,), torch.nan)
@@ -345,7 +345,7 @@ def test_a_gradient_that_is_not_finite_is_named_and_never_sent():
 
 
 def test_bytes_and_elements_are_counted_alike_on_both_sides():
-    world = World(exact, places=1)
+    world = World(exact, slots=1)
     worker = world.join()
     before = worker.optimizer.progress.sent, worker.optimizer.progress.received
     worker.step()

@@ -199,7 +199,7 @@ def test_the_exit_code_and_the_line_pass_through_the_launcher(launcher, tmp_path
 
 
 def test_options_are_those_of_the_parser():
-    from utils.launch import OPTIONS
+    from utils.cli import OPTIONS
 
     assert {word.split()[0].strip(',[]') for word in here('--help').output.split()
             if word.startswith('--') and '.' not in word} >= set(OPTIONS)  # fmt: skip

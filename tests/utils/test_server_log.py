@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dgc.parameter_server import Update
-from utils.server_log import HEADER, ServerLog, table
+from utils.training.server_log import HEADER, ServerLog, closing_table
 
 EPOCH = 4  # updates
 
@@ -24,7 +24,7 @@ def log_of(tmp_path, ended, version=None, seconds=0.0) -> ServerLog:
 
 
 def update(version: int) -> Update:
-    """Of place 1, with so many others before it."""
+    """Of slot 1, with so many others before it."""
     return Update(version, 1, staleness=version, received=10, sent=20, elements=8)
 
 
@@ -87,7 +87,7 @@ def test_the_table_does_without_losses_that_nobody_could_report(tmp_path, ended)
     log.close()
     epochs = [{**numbers, 'acc/test_top1': 10.0 * epoch} for epoch, numbers in ended]
     assert 'loss/train' not in epochs[0] and 'loss/train' in epochs[1]
-    told = table(epochs, tmp_path, 'acc/test_top1')
-    assert '10.00 at the end, 10.00 best' in told
-    assert 'bytes up       0.00 MB, 0.00 MB if dense: 40.0 times' in told
-    assert table([], tmp_path, 'acc/test_top1') == ''
+    text = closing_table(epochs, tmp_path, 'acc/test_top1')
+    assert '10.00 at the end, 10.00 best' in text
+    assert 'bytes up       0.00 MB; dense would be 0.00 MB: 40.0× fewer bytes' in text
+    assert closing_table([], tmp_path, 'acc/test_top1') == ''

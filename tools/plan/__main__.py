@@ -11,9 +11,9 @@ from pathlib import Path
 from bench.options import Parser, complain, end_tidily, positive
 from tools.cluster.rates import parse_rate
 from utils.allocator import keep_freed_memory
+from utils.cli import DECLARATIONS, Refused
 from utils.config import ConfigError, load
 from utils.config.loading import check_exists
-from utils.launch import DECLARATIONS, Refused
 
 PROGRAM = 'tools.plan'
 OPTIONS = (

@@ -12,7 +12,7 @@ from bench.launch import ending
 from bench.spec import write_json
 from bench.step import start
 from dgc.costmodel import Calibration, Network
-from utils.launch import Refused
+from utils.cli import Refused
 
 WORKER = 'tools.plan.calibration_worker'
 PATIENCE = 300.0  # seconds

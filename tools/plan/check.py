@@ -15,7 +15,7 @@ from bench.workloads import WORKLOADS
 from dgc.planner import Plan, Replay
 from tools.cluster.rates import parse_rate
 from tools.plan.compositions import Make
-from utils.launch import Refused
+from utils.cli import Refused
 
 CLOSE = 0.25  # an error that is no more is called right
 ENGINE = 'torch'  # whose rows: the host is calibrated with it

@@ -47,6 +47,18 @@ class derived:  # noqa: N801 (reads like `property`, and is one)
         self.function = function
 
 
+class described:  # noqa: N801 (reads like `derived`)
+    """A default with the line that `train.py --list` shows beside it.
+
+    `configs.seed = described(42, 'Seed of the weights.')` sets 42. The line belongs to the name: it
+    stays when another value is set.
+    """
+
+    def __init__(self, value: Any, line: str) -> None:
+        self.value = value
+        self.line = line
+
+
 # The derived settings being computed, outermost first. One chain a thread: a ContextVar does that.
 _computing: ContextVar[tuple[tuple['Config', str], ...]] = ContextVar('computing', default=())
 
@@ -65,7 +77,7 @@ class Config:
     copy. Lists, tuples and dicts are copied when they are set, so that no two trees share one.
     """
 
-    __slots__ = ('_func', '_name', '_open', '_parameters', '_parent', '_settings')
+    __slots__ = ('_func', '_lines', '_name', '_open', '_parameters', '_parent', '_settings')
 
     def __init__(self, func: Callable[..., Any] | None = None, /, **settings: Any) -> None:
         if func is not None and not callable(func):
@@ -75,6 +87,7 @@ class Config:
         self._parent: Config | None = None
         self._name: str = getattr(func, '__name__', 'Config')
         self._settings: dict[str, Any] = {}
+        self._lines: dict[str, str] = {}  # what `described` says, by name
         for name, value in settings.items():
             self[name] = value
 
@@ -85,6 +98,8 @@ class Config:
             raise ConfigError(f"{self._path(name)} cannot be a setting: its name holds '.' or '='")
         if not self._accepts(name):
             raise self._unknown(name)
+        if isinstance(value, described):
+            self._lines[name], value = value.line, value.value
         self._check_node(name, value)
         self._settings[name] = _map(partial(self._attached, name), value)
 
@@ -170,7 +185,9 @@ class Config:
         return f'<Config {self._path()}>'
 
     def __copy__(self) -> 'Config':
-        return Config(self._func, **self._settings)
+        copy = Config(self._func, **self._settings)
+        copy._lines = dict(self._lines)
+        return copy
 
     def __deepcopy__(self, memo: object) -> 'Config':
         return self.__copy__()

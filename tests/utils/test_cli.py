@@ -13,8 +13,8 @@ import torch
 import dgc
 from datasets import DatasetError
 from utils.agree import agreed
+from utils.cli import PATIENCE, Refused, parse_arguments
 from utils.config import ConfigError
-from utils.launch import PATIENCE, Refused, parse_arguments
 
 ROOT = Path(__file__).parents[2]
 
