@@ -1,6 +1,7 @@
 """Asynchronous training with a parameter server, sparsified in both directions: DGS at 1 %.
 
-After files of configs/dgc/, whose warm-up and encodings stay. One process serves, the others train.
+Use after files of configs/dgc/, whose warm-up and encodings are kept. One process serves, the
+others train.
 """
 
 import torch

@@ -68,7 +68,8 @@ CASES: dict[str, tuple[list[str], str]] = {
     ),
     'batch too large': (
         [*DIGITS, f'{TRAIN}.batch_size', '5000'],
-        'configs.train.batch_size: … training samples a worker are fewer than one step of 5000; …',
+        'configs.train.batch_size: … training samples per worker are fewer than one step of '
+        '5000; …',
     ),
     'no batch': ([*DIGITS, f'{TRAIN}.batch_size', '0'], '…batch_size=0'),
     'unknown metric': (

@@ -1,7 +1,7 @@
 """Layered configuration: small Python files write their settings onto one tree, `configs`.
 
 An experiment is a stack of files. They are executed in the order given, each after the
-`__init__.py` files of the folders above it, and whatever comes later wins::
+`__init__.py` files of the folders above it, and later settings win::
 
     # configs/__init__.py declares every setting: a name that is not here is a typing error
     configs.train = Config()                                        # a plain node: names, values
