@@ -1,5 +1,5 @@
-"""A parameter server and its workers in one process: every message is handed over, lost or repeated
-as a test says. And the plain reference that the server is measured against."""
+"""A parameter server and its workers in one process, whose messages are delivered, lost or repeated
+as a test says; and a plain reference of the server."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from dgc.parameter_server.protocol import Kind, Message
 BUFFERS = 6  # of the model, as a BatchNorm's
 
 
-class Notes(Observer):
-    """Keeps what it is told."""
+class Recorder(Observer):
+    """Records the server's callbacks."""
 
     def __init__(self) -> None:
         self.updates: list[Update] = []
@@ -41,9 +41,10 @@ class Notes(Observer):
 
 
 class World:
-    """A server, which may be started anew, and the time.
+    """A server, which may be restarted, and the time.
 
-    faults: draws what happens to a message: 'lost', 'reply lost', 'twice', 'again later', ''.
+    Args:
+        faults: Draws what happens to a message: 'lost', 'reply lost', 'twice', 'again later', ''.
     """
 
     def __init__(
@@ -58,8 +59,8 @@ class World:
         self.make, self.faults, self.now, self.patience = make, faults, 0.0, patience
         self.settings = {'lr': 0.1, 'momentum': 0.9, **settings}
         self.budget = Budget(slots, 4, updates)
-        self.notes = Notes()
-        self.late: list[bytes] = []  # copies of frames that are still under way
+        self.notes = Recorder()
+        self.late: list[bytes] = []  # copies of frames that arrive later
         self.server = self.new_server()
 
     def new_server(self) -> Server:
@@ -71,7 +72,7 @@ class World:
         )
 
     def restart(self, state: dict) -> None:
-        """Another server process goes on from a checkpoint."""
+        """Replace the server by a new one that continues from a checkpoint."""
         self.server = self.new_server()
         self.server.load_state_dict(state)
 
@@ -79,7 +80,7 @@ class World:
         return self.server.handle(frame, self.now)
 
     def deliver_late(self) -> None:
-        """What has been under way for long arrives now; nobody waits for the replies."""
+        """Deliver the delayed copies of messages, and drop the replies."""
         while self.late:
             self.deliver(self.late.pop(0))
 
@@ -88,14 +89,14 @@ class World:
 
 
 class Wire(Link):
-    """Hands messages over, with the faults of the world."""
+    """Delivers messages, with the faults of the world."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world.patience)
         self.world = world
 
     def pause(self) -> None:
-        """Until the server has given up whoever is silent."""
+        """Let silent workers time out."""
         self.world.now += 11
         self.world.server.tick(self.world.now)
 
@@ -149,7 +150,7 @@ class Worker:
 
     @property
     def is_known(self) -> bool:
-        """Whether the server of now has given it what it has."""
+        """Whether the current server has sent it the model that it began with."""
         member = self.world.server.workers.get(self.optimizer._link.session)
         return member is not None and member.ticket == self.optimizer._ticket
 
@@ -172,7 +173,7 @@ class Worker:
 
 
 class Plain:
-    """DGS's server, of one bucket, as the paper has it: dense vectors and no messages."""
+    """The server of DGS for one bucket, as in the paper: dense vectors, no messages."""
 
     def __init__(self, model: Tensor) -> None:
         self.model = model.clone()
@@ -183,7 +184,7 @@ class Plain:
         return self.model.clone()
 
     def push(self, worker: int, update: Tensor, k: int) -> Tensor:
-        """``update[n]`` in, the answer out: the ``k`` largest of what the worker has not seen."""
+        """Apply ``update[n]``; returns the ``k`` largest differences to the worker's record."""
         self.model = self.model - update
         difference = self.model - self.records[worker]
         answer = torch.zeros_like(difference)
@@ -194,6 +195,6 @@ class Plain:
 
 
 def random_faults(draw: random.Random, share: float) -> Callable[[], str]:
-    """Every fault now and then, and mostly none."""
+    """Draw one of all faults with probability ``share``, else none."""
     kinds: Sequence[str] = ('lost', 'reply lost', 'twice', 'again later')
     return lambda: draw.choice(kinds) if draw.random() < share else ''

@@ -1,4 +1,4 @@
-"""What comes over the network is refused unless it makes sense, and nobody else suffers."""
+"""Invalid messages are refused, and the other workers train on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def altered(frame: bytes, offset: int, new: bytes) -> bytes:
     return frame[:offset] + new + frame[offset + len(new) :]
 
 
-def test_a_message_is_what_the_module_says():
+def test_a_message_has_the_documented_bytes():
     frame = PUSH.encode()
     expected = (
         b'DGS\x01' + (2).to_bytes(2, 'little') + (3).to_bytes(2, 'little') + b'\xff' * 8
@@ -46,7 +46,7 @@ def test_a_message_is_what_the_module_says():
         (altered(PUSH.encode(), 48, b'\xff' * 8), 'bytes was announced'),
     ],
 )
-def test_frames_that_are_no_message_are_refused(frame, reason):
+def test_invalid_frames_are_refused(frame, reason):
     with pytest.raises(protocol.ProtocolError, match=reason):
         protocol.decode(frame, FROM_WORKER)
     world = World(dual_way)
@@ -63,7 +63,7 @@ def parts() -> list[Sparse]:
     ]
 
 
-def test_sections_come_back():
+def test_sections_are_decoded_as_they_were_encoded():
     body = b''.join(protocol.encode_section(part, CODEC) for part in parts())
     assert len(body) % protocol.SECTION_ALIGNMENT == 0
     for part, there in zip(
@@ -85,14 +85,14 @@ def test_sections_come_back():
         ([500, 3, 9], lambda body: altered(body, 0, b'\x00'), 'elements, where 500'),
     ],
 )
-def test_bodies_that_are_no_update_are_refused(numels, change, reason):
+def test_invalid_bodies_are_refused(numels, change, reason):
     body = change(b''.join(protocol.encode_section(part, CODEC) for part in parts()))
     with pytest.raises(ValueError, match=reason):
         protocol.decode_sections(body, numels, CODEC)
 
 
-def test_no_message_is_longer_than_it_may_be():
-    """The longest that there are: a model, and the answer with all of it."""
+def test_no_message_is_longer_than_max_message_bytes():
+    """The longest ones: a model, and a dense answer."""
     world = World(lambda: dual_way(1.0), slots=1)
     longest, deliver = [0], world.deliver
 
@@ -109,8 +109,8 @@ def test_no_message_is_longer_than_it_may_be():
 
 
 @pytest.mark.parametrize('seed', range(3))
-def test_whatever_a_worker_sends_the_server_lives_and_the_others_train_on(seed):
-    """Its own frames with bytes changed, cut and made longer."""
+def test_the_server_survives_damaged_frames_and_the_others_train_on(seed):
+    """A worker's own frames with changed bytes, truncated and extended."""
     draw = random.Random(seed)
     world = World(lambda: dual_way(0.05, values='int8', indices='packed'), slots=3)
     good, other = world.join(), world.join()
@@ -154,8 +154,8 @@ def test_an_update_with_an_infinity_is_refused():
 
 
 @pytest.mark.parametrize('kind', sorted(protocol.WITHOUT_REPLY - {Kind.HEARTBEAT}))
-def test_what_nobody_waits_for_is_refused_in_the_log_alone(kind, caplog):
-    """A reply would be taken for that of the worker's next request."""
+def test_messages_without_reply_are_refused_in_the_log_alone(kind, caplog):
+    """A worker would take a reply for that to its next request."""
     world = World(lambda: dual_way(0.05))
     worker = world.join()
     session = worker.optimizer._link.session

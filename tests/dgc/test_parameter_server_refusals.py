@@ -1,4 +1,4 @@
-"""What a server refuses, by name, and goes on."""
+"""Refusals of a server, which name the reason, and after which it continues."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_another_configuration_is_refused():
     ('budget', 'remedy'),
     [(Budget(0, 1, 1), 'configs.server.workers'), (Budget(1, 1, 0), 'nothing')],
 )
-def test_a_budget_that_makes_no_sense_is_refused(budget, remedy):
+def test_an_invalid_budget_is_refused(budget, remedy):
     named = parameters()
     sgd = torch.optim.SGD([p for _, p in named], lr=0.1, momentum=0.9)
     with pytest.raises(ValueError, match=remedy):
@@ -79,7 +79,7 @@ def test_a_budget_that_makes_no_sense_is_refused(budget, remedy):
         (dual_way, {'dampening': 0.5}, 'no dampening'),
     ],
 )
-def test_settings_that_cannot_be_honoured_are_refused(make, settings, remedy):
+def test_settings_without_effect_are_refused(make, settings, remedy):
     with pytest.raises(ValueError, match=remedy):
         World(make, **settings)
 

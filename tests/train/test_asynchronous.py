@@ -132,9 +132,9 @@ def test_killed_workers_and_servers_are_replaced(tmp_path):
     assert 'server killed             1' in done.output
 
 
-def test_by_hand_a_stopped_server_goes_on_and_nothing_is_lost(address, tmp_path):
-    """SIGTERM to the server: it saves and ends with 0, the workers wait; --resume goes on; in the
-    end all end with 0, and no update is missing."""
+def test_by_hand_a_stopped_server_resumes_and_no_update_is_lost(address, tmp_path):
+    """After SIGTERM the server saves and ends with 0, and the workers wait; after --resume all end
+    with 0, and no update is missing."""
     epochs = 20
     settings = [f'--configs.train.num_epochs={epochs}', *QUICK]
     serve = [*server('--serve', address, *settings), '--configs.server.workers=2']
@@ -157,7 +157,7 @@ def test_by_hand_a_stopped_server_goes_on_and_nothing_is_lost(address, tmp_path)
     assert lines(folder / 'metrics.jsonl')
 
 
-def test_a_worker_that_is_told_to_end_frees_its_place_at_once(address, tmp_path):
+def test_a_terminated_worker_frees_its_slot_at_once(address, tmp_path):
     log = tmp_path / 'log'
     serve = server('--serve', address, '--configs.server.workers=1', '--runs', tmp_path / 'runs')
     work = train(f'--configs.server.address={address}')
