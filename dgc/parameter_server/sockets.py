@@ -154,14 +154,14 @@ class SocketLink(Link):
         """See :meth:`Link.request`. The message is sent again after each reconnection, since a
         broken connection may have lost it or its reply."""
         frame = message.encode()
-        self._socket.send(frame, copy=False)
+        self._send(frame)
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._monitor.socket, zmq.POLLIN)
         while True:
             poller.poll(int(RETRY_SECONDS * MILLISECONDS))
             if self._reconnected():
-                self._socket.send(frame, copy=False)
+                self._send(frame)
             while self._socket.poll(0):
                 try:
                     received = self._socket.recv(copy=False).buffer
@@ -176,7 +176,7 @@ class SocketLink(Link):
 
     def send(self, message: Message) -> None:
         """See :meth:`Link.send`."""
-        self._socket.send(message.encode(), copy=False)
+        self._send(message.encode())
 
     def pause(self) -> None:
         """Wait for half a second."""
@@ -187,6 +187,14 @@ class SocketLink(Link):
         if self._heartbeat is not None:
             self._heartbeat.stop()
         self.context.destroy(linger=MILLISECONDS)
+
+    def _send(self, frame: bytes) -> None:
+        """Queue a frame, or drop it where ZeroMQ has given the connection up, as after a handshake
+        with another key: a blocking send would then wait forever."""
+        try:
+            self._socket.send(frame, zmq.DONTWAIT, copy=False)
+        except zmq.Again:
+            log.debug('no connection to %s', self.address)
 
     def _reconnected(self) -> bool:
         """Process connection events; whether there was a connection other than the first."""

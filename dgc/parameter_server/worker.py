@@ -45,7 +45,7 @@ class Link(ABC):
         self.patience = patience
 
     def open(self, max_message_bytes: int) -> None:
-        """Connect, for messages of at most so many bytes."""
+        """Connect, for messages of at most ``max_message_bytes``."""
 
     @abstractmethod
     def request(self, message: Message) -> Message:

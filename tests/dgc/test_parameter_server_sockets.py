@@ -83,6 +83,17 @@ def test_a_worker_without_the_key_is_refused_and_the_others_train_on(theirs, cap
     assert 'refused a connection: it has another key, or none' in caplog.text
 
 
+def test_a_request_after_the_connection_was_refused_does_not_block():
+    world = World(lambda: dual_way(0.05), slots=2)
+    with served(world, KEY) as address:
+        link = SocketLink(address, patience=1.0)
+        link.open(1000)
+        time.sleep(1.0)  # ZeroMQ gives a connection up whose handshake is refused
+        with pytest.raises(ServerError, match=r'same configs\.server\.key'):
+            link.request(Message(Kind.JOIN, link.session, 1))
+        link.close()
+
+
 def test_a_worker_with_the_servers_key_but_not_the_workers_is_refused():
     world = World(lambda: dual_way(0.05), slots=2)
     half = KEY._replace(worker=derive_key(bytes(32)).worker)

@@ -34,7 +34,7 @@ class Experiment:
     evaluate: Callable[[Evaluated, Config], dict[str, float]]
 
     def folder(self, workers: int) -> Path:
-        """The run folder of this experiment with so many workers."""
+        """The run folder of this experiment with ``workers`` workers."""
         name = run_name(self.arguments.configs, self.arguments.suffix, workers)
         return Path(self.arguments.runs) / name
 

@@ -54,8 +54,9 @@ def run_rank(engine: Engine, experiment: Experiment) -> None:
             say(engine, f'[{name}] = {value:.2f}')
         return
     if first >= configs.train.num_epochs:
-        trained = f'{experiment.source(folder)} has {first} epochs already'
-        say(engine, f'{trained}: there is nothing left to train')
+        epochs = f'{first} epoch{"s" if first > 1 else ""}'
+        source = experiment.source(folder)
+        say(engine, f'{source} has {epochs} already: there is nothing left to train')
         return
 
     log = start_log(folder, parts, configs, first if experiment.continues(folder) else None)
