@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from utils.launch import (
+from utils.cli import (
     BAD_INPUT,
     DECLARATIONS,
     OPTIONS,
@@ -16,7 +16,7 @@ from utils.launch import (
     quiet_others,
 )
 
-if __name__ == '__main__':  # torch takes seconds to import: --help need not wait for it
+if __name__ == '__main__':  # before torch is imported, which takes seconds: --help is immediate
     ARGUMENTS, OVERRIDES = parse_arguments(sys.argv[1:])
 
 from argparse import Namespace
@@ -28,44 +28,49 @@ from dgc.handshake import AgreementError
 from utils.allocator import keep_freed_memory
 from utils.build import Evaluated, Parts, choose_device, seed_everything
 from utils.config import Config, ConfigError, load
-from utils.experiment import Experiment
+from utils.listing import listing
 from utils.log import Log
 from utils.progress import LossCurve, PhaseTimer, progress_bar
+from utils.training.experiment import Experiment
 
 
 def main(arguments: Namespace, overrides: list[str]) -> int:
-    """This process's part of the experiment; returns its exit code."""
+    """Run this process's part of the experiment; returns its exit code."""
     launcher = engines.detect()
     quiet_others(launcher.rank)
+    if arguments.list:
+        if launcher.rank == 0:
+            print(listing(DECLARATIONS))
+        return 0
     keep_freed_memory()
     try:
         configs = load(arguments.configs, overrides, OPTIONS, DECLARATIONS)
         configs.check()
         device = choose_device(arguments.devices, launcher.local_rank)
-        distribution = configs.train.distribution.build()
-        distribution.run(Experiment(arguments, configs, device, train_epoch, evaluate))
-    except Refused as error:  # by all ranks; one of them tells
+        mode = configs.train.distribution.build()
+        mode.run(Experiment(arguments, configs, device, train_epoch, evaluate))
+    except Refused as error:  # raised on all ranks; one of them prints
         return give_up(BAD_INPUT, str(error), launcher.size == 1 or launcher.rank == error.rank)
-    except (ConfigError, EngineError) as error:  # once a machine: not all may have the fault
-        told = f'rank {launcher.rank}: {error}' if launcher.rank else str(error)
-        return give_up(BAD_INPUT, told, launcher.local_rank == 0)
+    except (ConfigError, EngineError) as error:  # one rank per machine prints: files may differ
+        message = f'rank {launcher.rank}: {error}' if launcher.rank else str(error)
+        return give_up(BAD_INPUT, message, launcher.local_rank == 0)
     except AgreementError as error:
         return give_up(STOPPED, str(error), launcher.rank == 0)
     except NonFiniteGradientError as error:
-        told = f'{error}: lower the learning rate or clip, then go on with --resume'
-        return give_up(STOPPED, told, launcher.size == 1 or launcher.rank == error.rank)
+        message = f'{error}: lower the learning rate or clip, then continue with --resume'
+        return give_up(STOPPED, message, launcher.size == 1 or launcher.rank == error.rank)
     except KeyboardInterrupt:
         interrupted(launcher.rank == 0)
     return 0
 
 
 def train_epoch(parts: Parts, configs: Config, epoch: int, log: Log) -> dict[str, float]:
-    """One pass over the training data; returns what was measured on the way."""
+    """Make one pass over the training data; returns the epoch's measurements."""
     engine, optimizer, loader = parts.engine, parts.optimizer, parts.loaders['train']
     batches_per_step = configs.train.num_batches_per_step
     parts.model.train()
     parts.share.epoch = epoch
-    # Workers draw different augmentations, and a resumed epoch the same as an unbroken run.
+    # Ranks draw different augmentations, and a resumed epoch the same as an unbroken run.
     seed_everything(configs.seed + 1_000_003 * epoch + parts.share.rank)
     phases, losses = PhaseTimer(optimizer.progress), LossCurve(parts, log, epoch * len(loader))
     for batch in progress_bar(engine, loader, f'epoch {epoch}'):
@@ -86,7 +91,7 @@ def train_epoch(parts: Parts, configs: Config, epoch: int, log: Log) -> dict[str
 
 
 def evaluate(parts: Evaluated, configs: Config) -> dict[str, float]:
-    """Every meter on every split but the training one, over all ranks; a sample counts once."""
+    """Compute every meter on every split except 'train', over all ranks; a sample counts once."""
     average_tensors(parts.engine, parts.model.buffers())
     parts.model.eval()
     results = {}

@@ -93,7 +93,7 @@ class Job:
         words += [f'--configs.train.num_epochs={self._arguments.epochs}']
         words += [f'--{name}={value}' for name, value in SETTINGS.items()]
         if number == SERVER:
-            program = ['-m', 'dgc.parameter_server', '--bind', self._address]
+            program = ['train.py', '--serve', self._address]
             program += [f'--configs.server.workers={self._arguments.workers}']
             program += ['--resume'] if resume else []
         else:

@@ -20,14 +20,13 @@ import torch
 import dgc
 from dgc.parameter_server import (
     Address,
-    Course,
+    Budget,
     Observer,
     Server,
-    Service,
-    SocketLink,
     Update,
     WorkerOptimizer,
 )
+from dgc.parameter_server.sockets import Service, SocketLink
 from tools.harness.algorithms import ASYNCHRONOUS_NAMES, asynchronous
 from tools.harness.gate import wait_at
 from tools.harness.spec import write_json
@@ -101,9 +100,9 @@ def serve(task: Task, engine: dgc.Engine) -> None:
     model, counts = make_model(WORKLOADS[task.model]), Counts()
     sgd = torch.optim.SGD(model.parameters(), LR, MOMENTUM)
     composition = asynchronous(task.ratio)[task.mode]()
-    course = Course(engine.size - 1, 1000, ENDLESS)
+    budget = Budget(engine.size - 1, 1000, ENDLESS)
     server = Server(
-        sgd, model.named_parameters(), model.buffers(), composition, course, '', counts, PATIENCE
+        sgd, model.named_parameters(), model.buffers(), composition, budget, '', counts, PATIENCE
     )
     service = Service(server, Address(task.address, task.port), None, PATIENCE)
     threading.Thread(target=service.run, daemon=True).start()
@@ -112,7 +111,9 @@ def serve(task: Task, engine: dgc.Engine) -> None:
     begin = time.monotonic()
     time.sleep(task.seconds)
     updates = [update for when, update in list(counts.arrived) if when > begin]
-    workers = [sum(update.place == place for update in updates) for place in range(course.places)]
+    workers = [
+        sum(update.slot == slot for update in updates) for slot in range(budget.worker_slots)
+    ]
     write_json(
         Path(task.answer),
         {

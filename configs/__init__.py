@@ -4,49 +4,64 @@ import torch
 
 from dgc import dense
 from dgc.parameter_server import ServerSettings
-from utils.config import REQUIRED, REQUIRED_NODE, Config, configs
+from utils.config import REQUIRED, REQUIRED_NODE, Config, configs, described
 from utils.meters import TopK
-from utils.synchronous import Synchronous
+from utils.training.synchronous import Synchronous
 
-configs.seed = 42
+configs.seed = described(42, 'Seed of the weights, the order of the data and its augmentation.')
 
-# What is trained: set by a file such as configs/cifar/resnet20.py.
-configs.dataset = REQUIRED_NODE
-configs.model = REQUIRED_NODE
+configs.dataset = described(REQUIRED_NODE, 'Training and test data.')
+configs.model = described(REQUIRED_NODE, 'The network.')
 
-# Threads of one worker; None: the machine's cores, shared among its workers.
 configs.data = Config()
-configs.data.num_threads_per_worker = None
+configs.data.num_threads_per_worker = described(
+    None, "CPU threads of one worker. None: the machine's cores, shared among its workers."
+)
 
-# Who carries the bytes; None: what fits the launcher. 'simulated' runs engine.size workers here.
 configs.engine = Config()
-configs.engine.name = None
-configs.engine.size = 1
+configs.engine.name = described(
+    None, "Communication library: 'horovod', 'torch', 'local' or 'simulated'. None: the launcher's."
+)
+configs.engine.size = described(1, "Number of workers of the engine 'simulated'.")
 
 # The server of asynchronous training: configs/dgs/, docs/parameter_server.md.
-configs.server = Config(ServerSettings)
+configs.server = described(Config(ServerSettings), 'The server of asynchronous training.')
 
 configs.train = Config()
-configs.train.num_epochs = REQUIRED
-configs.train.batch_size = REQUIRED  # samples of one worker in one backward pass
-configs.train.num_batches_per_step = 1  # backward passes before gradients are exchanged
-configs.train.criterion = Config(torch.nn.CrossEntropyLoss)
+configs.train.num_epochs = described(REQUIRED, 'Number of epochs.')
+configs.train.batch_size = described(REQUIRED, 'Samples of one worker in one backward pass.')
+configs.train.num_batches_per_step = described(
+    1, 'Backward passes before gradients are exchanged and the optimizer steps.'
+)
+configs.train.criterion = described(Config(torch.nn.CrossEntropyLoss), 'The loss function.')
 
-# optimizer.lr is that of one worker: it is multiplied by workers × batches per step.
-configs.train.optimizer = Config(torch.optim.SGD, momentum=0.9)
-configs.train.optimize_bn_separately = False  # no weight decay on BatchNorm's parameters
-configs.train.compression = Config(dense)
+configs.train.optimizer = described(
+    Config(torch.optim.SGD, momentum=described(0.9, 'Momentum.')),
+    'The optimizer; its lr is multiplied by the number of workers × batches per step.',
+)
+configs.train.optimize_bn_separately = described(
+    False, 'Whether the parameters of BatchNorm are free of weight decay.'
+)
+configs.train.compression = described(
+    Config(dense), 'How gradients are compressed and exchanged: a composition.'
+)
 
-# Who trains and who serves.
-configs.train.distribution = Config(Synchronous)
+configs.train.distribution = described(
+    Config(Synchronous), 'Training mode: Synchronous, or ParameterServer (configs/dgs/).'
+)
 
-# The scheduler begins after the warm-up, and steps once an epoch or once a step. Its T_max,
-# milestones, step_size and total_iters count epochs either way.
-configs.train.scheduler = None
-configs.train.schedule_lr_per_epoch = True
-configs.train.warmup_lr_epochs = 5
+# T_max, milestones, step_size and total_iters of the scheduler count epochs in either mode.
+configs.train.scheduler = described(
+    None, 'A scheduler of torch, which begins after the warm-up. None: a constant rate.'
+)
+configs.train.schedule_lr_per_epoch = described(
+    True, 'Whether the scheduler steps once per epoch; otherwise once per step.'
+)
+configs.train.warmup_lr_epochs = described(
+    5, 'Epochs in which the learning rate rises from that of one worker.'
+)
 
-configs.train.metric = 'acc/test_top1'  # decides which checkpoint is the best
+configs.train.metric = described('acc/test_top1', 'Meter that decides which checkpoint is best.')
 configs.train.meters = Config()
-configs.train.meters['acc/{}_top1'] = Config(TopK, k=1)
-configs.train.meters['acc/{}_top5'] = Config(TopK, k=5)
+configs.train.meters['acc/{}_top1'] = described(Config(TopK, k=1), 'Top-1 accuracy of a split.')
+configs.train.meters['acc/{}_top5'] = described(Config(TopK, k=5), 'Top-5 accuracy of a split.')

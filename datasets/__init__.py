@@ -1,4 +1,4 @@
-"""Datasets: each is called with its settings and is a dictionary {'train': …, 'test': …}."""
+"""Datasets: each is a class that takes its settings and is a dictionary {'train', 'test'}."""
 
 from datasets.cifar import CIFAR
 from datasets.digits import Digits

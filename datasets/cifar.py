@@ -20,12 +20,16 @@ PAD = 4  # He et al., CVPR 2016, section 4.2: pad by 4, crop and mirror at rando
 class CIFAR(dict[str, Dataset]):
     """{'train', 'test'}: float32 images [3, image_size, image_size] and labels.
 
-    `root`: the folder that holds `cifar-10-batches-py` or `cifar-100-python`, or is to hold it.
-    `download`: fetch it where it is absent; of many processes one fetches, the others wait.
-    `verify`: refuse files that differ from the published ones, rather than warn.
-    `num_train`: only the first so many training images.
+    Args:
+        root: Folder of `cifar-10-batches-py` or `cifar-100-python`, also for the download.
+        num_classes: 10 for CIFAR-10, 100 for CIFAR-100.
+        image_size: Side of the images, to which they are resized.
+        download: Whether to download missing data. One process does, the others wait for it.
+        verify: Whether to refuse files that differ from the published ones, instead of warning.
+        num_train: Number of training images to use, from the first on. None: all.
 
-    Raises DatasetError.
+    Raises:
+        DatasetError: If the data is missing or damaged, or a setting is invalid.
     """
 
     def __init__(
@@ -70,7 +74,7 @@ class CIFAR(dict[str, Dataset]):
 
 
 def _obtain(release: Release, folder: Path, root: str, download: bool) -> None:
-    """Download the release, or say what to do instead."""
+    """Download the release. Raises DatasetError, with a remedy, where that fails."""
     remedy = f'point it at the folder that holds {release.folder}'
     if not download:
         raise DatasetError.about(
@@ -81,7 +85,7 @@ def _obtain(release: Release, folder: Path, root: str, download: bool) -> None:
         )
     try:
         fetch_once(folder, release.fetch)
-    except (OSError, RuntimeError) as error:  # no network, no space; an archive that is cut
+    except (OSError, RuntimeError) as error:  # no network, a full disk, a truncated archive
         raise DatasetError.about(
             'root', root, f'the download failed ({error})', f'{remedy}, or try again'
         ) from error

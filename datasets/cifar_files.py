@@ -1,4 +1,4 @@
-"""The files of the published CIFAR archives: where they are, their checksums, how to read them."""
+"""The files of the published CIFAR archives: their addresses, checksums and format."""
 
 import hashlib
 import logging
@@ -18,7 +18,11 @@ SHAPE = (3, 32, 32)
 
 @dataclass(frozen=True)
 class Release:
-    """One archive; `files`: for each split, the MD5 of each file."""
+    """One archive.
+
+    Attributes:
+        files: The MD5 of each file, by split and name.
+    """
 
     archive: str
     archive_md5: str
@@ -28,7 +32,7 @@ class Release:
     files: dict[str, dict[str, str]]
 
     def fetch(self, parent: Path) -> None:
-        """Leave `folder` in `parent`. Raises OSError or RuntimeError."""
+        """Download the archive and extract it to `parent`. Raises OSError or RuntimeError."""
         # torchvision takes seconds to import, and nothing else here needs it.
         from torchvision.datasets.utils import download_and_extract_archive
 
@@ -69,10 +73,11 @@ RELEASES = {
 
 
 def check(release: Release, folder: Path, verify: bool) -> None:
-    """See that the files are there, and are the published ones.
+    """Compare the files with the published checksums.
 
-    Raises DatasetError for a file that is missing or, with `verify`, that differs; without it one
-    warning names those that differ.
+    Raises:
+        DatasetError: If a file is missing or, with `verify`, differs. Without `verify` one warning
+            names the files that differ.
     """
     published = {
         folder / name: md5 for split in release.files.values() for name, md5 in split.items()

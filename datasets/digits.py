@@ -14,8 +14,10 @@ MEAN, STD = (4.9,), (6.0,)  # of pixels from 0 to 16
 class Digits(dict[str, Dataset]):
     """{'train', 'test'}: float32 images [1, 8, 8] and labels 0 to 9 (Alpaydin and Kaynak, 1998).
 
-    `test_size`: images held out, the classes in the same proportions; `seed` draws which.
-    `pad`: training images are shifted by up to that many pixels.
+    Args:
+        test_size: Number of test images, with the classes in the same proportions.
+        seed: Seed of the choice of test images.
+        pad: Largest shift of a training image, in pixels.
     """
 
     def __init__(self, test_size: int = 360, seed: int = 0, pad: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""Fetch a folder once, whatever number of processes ask for it at the same time."""
+"""Fetch a folder once, however many processes request it at the same time."""
 
 import fcntl
 import shutil
@@ -10,12 +10,18 @@ __all__ = ['fetch_once']
 
 
 def fetch_once(folder: Path, fetch: Callable[[Path], None]) -> None:
-    """Make `folder` by way of `fetch(parent)`, which leaves a folder of that name in `parent`.
+    """Create `folder` unless it exists, in one of all processes; the others wait.
 
-    The first process to come fetches while the others wait: a lock on a file beside the folder
-    needs neither launcher nor communicator. `folder` appears by a rename of what is complete, so
-    nobody ever reads a part; what a killed process left is thrown away by the next. Raises what
-    `fetch` raises, or OSError.
+    A lock on a file beside the folder excludes other processes, without a communicator. `folder` is
+    renamed into place once it is complete, so no process reads a part of it, and what a killed
+    process has left is removed by the next.
+
+    Args:
+        folder: The folder to create.
+        fetch: Called with a parent folder, in which it creates a folder of the same name.
+
+    Raises:
+        OSError: If the folder cannot be written; also whatever `fetch` raises.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(f'.{folder.name}.partial')
@@ -33,7 +39,7 @@ def fetch_once(folder: Path, fetch: Callable[[Path], None]) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on the file; the system gives it back even if the process dies."""
+    """Hold an exclusive lock on the file, which the system releases if the process dies."""
     with open(path, 'w') as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,10 +1,10 @@
-"""What a dataset says when it cannot be had."""
+"""The error of datasets that cannot be loaded."""
 
 __all__ = ['DatasetError']
 
 
 class DatasetError(Exception):
-    """Data is missing or damaged; the message is one line: setting, value, problem, remedy."""
+    """Data is missing or damaged. The message is one line: setting, value, problem, remedy."""
 
     @classmethod
     def about(cls, setting: str, value: object, problem: str, remedy: str) -> 'DatasetError':

@@ -11,13 +11,19 @@ from datasets.errors import DatasetError
 __all__ = ['ImageNet']
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-RESIZE = 256 / 224  # the shorter side before the central crop of the evaluation, over the crop's
+RESIZE = 256 / 224  # shorter side of a test image ÷ side of its central crop
 
 
 class ImageNet(dict[str, Dataset]):
     """{'train', 'test'}: float32 images [3, image_size, image_size]; the test split is `val`.
 
-    `num_classes`: the first so many classes, in the order of the folders' names.
+    Args:
+        root: Folder of train/<class>/ and val/<class>/.
+        num_classes: Number of classes to use, from the first folder name on.
+        image_size: Side of the cropped images, in pixels.
+
+    Raises:
+        DatasetError: If the folders are missing or hold other classes.
     """
 
     def __init__(self, root: str, num_classes: int = 1000, image_size: int = 224) -> None:
@@ -61,7 +67,7 @@ class ImageNet(dict[str, Dataset]):
 
 
 def _folder(root: str, name: str, transform: Callable[..., Any]) -> Any:
-    """torchvision's ImageFolder, or an error that says what to do."""
+    """torchvision's ImageFolder. Raises DatasetError, with a remedy, if it cannot be read."""
     from torchvision.datasets import ImageFolder
 
     try:
@@ -76,5 +82,5 @@ def _folder(root: str, name: str, transform: Callable[..., Any]) -> Any:
 
 
 def _first_classes(folder: Any, num_classes: int) -> Dataset:
-    """The folder's images lie class by class, so the first classes are its first images."""
+    """The images of the first classes, which come first in an ImageFolder."""
     return Subset(folder, range(sum(target < num_classes for target in folder.targets)))

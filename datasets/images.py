@@ -13,13 +13,17 @@ __all__ = ['Images']
 class Images(Dataset[tuple[Tensor, int]]):
     """Pairs (image float32 [C, S, S], label) cut from uint8 images [N, C, H, H] held in memory.
 
-    `mean` and `std`: of each channel, in units of the uint8 values.
-    `pad`: zeros put around an image before a crop of its own size is drawn from it.
-    `flip`: mirror each image, left to right, with a probability of one half.
-    `size`: S; images are resized where it is not H.
+    Random numbers come from torch's global generator, so that `torch.manual_seed` repeats a run.
+    A DataLoader calls `__getitems__` for whole batches, at a tenth of the cost of single images.
 
-    The random numbers are torch's global ones, so that `torch.manual_seed` repeats a run.
-    A loader asks for whole batches (`__getitems__`): a tenth of the cost of one image at a time.
+    Args:
+        images: uint8 [N, C, H, H].
+        labels: N classes.
+        mean: Of each channel, in units of the uint8 values.
+        std: Of each channel, in the same units.
+        pad: Width of the zeros around an image, from which a crop of its own size is drawn.
+        flip: Whether to mirror each image left to right with probability 1/2.
+        size: S. Images are resized where it differs from H.
     """
 
     def __init__(
@@ -56,7 +60,7 @@ class Images(Dataset[tuple[Tensor, int]]):
         return list(zip(pixels.unbind(), (self.labels[i] for i in indices), strict=True))
 
     def _augment(self, batch: Tensor) -> Tensor:
-        """A random crop and mirror of each image: one gather for all of them, [B, C, H, H]."""
+        """Crop and mirror each image at random, in one gather for the batch: [B, C, H, H]."""
         count, channels, side, _ = batch.shape
         padded = F.pad(batch, (self.pad,) * 4)
         top, left = torch.randint(2 * self.pad + 1, (2, count, 1))

@@ -1,8 +1,8 @@
-"""Read pickled dictionaries of NumPy arrays without running what else a pickle can hold.
+"""Read pickled dictionaries of NumPy arrays without executing other code that a pickle names.
 
-A pickle names functions that the reader is to call. Here every name outside a short table is
-refused, and the names in the table lead to the stand-ins below, so that not even NumPy's own
-unpickling sees bytes which nobody has checked.
+A pickle names functions for the reader to call. Here every name outside a short table is refused,
+and the names in the table are mapped to the substitutes below, so that unchecked bytes do not reach
+NumPy's own unpickling either.
 """
 
 import pickle
@@ -17,10 +17,11 @@ KINDS = 'iuf'  # integers and floats: no objects, no records
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The dictionary in a file, its arrays read-only; pickles of Python 2 are understood.
+    """Read the dictionary in a file, with read-only arrays; also from a pickle of Python 2.
 
-    Raises pickle.UnpicklingError for a name that is not in the table, for a file that is damaged
-    or cut, and for anything but a dictionary.
+    Raises:
+        pickle.UnpicklingError: For a name that is not in the table, a damaged or truncated file, or
+            anything but a dictionary.
     """
     with open(path, 'rb') as file:
         try:
@@ -38,7 +39,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 class _DType:
-    """Stands in for numpy.dtype."""
+    """Replaces numpy.dtype."""
 
     def __init__(self, code: str, *_: object) -> None:
         self.dtype = np.dtype(code)
@@ -50,7 +51,7 @@ class _DType:
 
 
 class _Array:
-    """Stands in for numpy.ndarray: filled by __setstate__, or by `_from_buffer` (protocol 5)."""
+    """Replaces numpy.ndarray; filled by __setstate__, or by `_from_buffer` (protocol 5)."""
 
     array: np.ndarray
 
@@ -86,7 +87,7 @@ ALLOWED = {
     'numpy._core.multiarray._reconstruct': _reconstruct,
     'numpy.core.numeric._frombuffer': _from_buffer,
     'numpy._core.numeric._frombuffer': _from_buffer,
-    '_codecs.encode': _latin1,  # how protocol 2 spells bytes
+    '_codecs.encode': _latin1,  # bytes in protocol 2
 }
 
 

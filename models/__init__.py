@@ -1,1 +1,1 @@
-"""The networks of the papers; what torchvision has is used from there."""
+"""The networks of the papers, except those of torchvision."""

@@ -1,4 +1,4 @@
-"""Networks that predict the next token of a text: an LSTM and a small transformer."""
+"""Language models: an LSTM and a small transformer."""
 
 import torch
 from torch import Tensor, nn
@@ -10,14 +10,14 @@ __all__ = [
     'transformer_language_model',
 ]
 
-SPREAD = 0.02  # standard deviation of the transformer's first weights, as in GPT-2
+INITIAL_STD = 0.02  # of the transformer's weights, as in GPT-2
 
 
 class LSTMLanguageModel(nn.Module):
     """Embedding, LSTM layers, one linear layer: tokens [B, T] -> logits [B, T, vocabulary].
 
-    With dropout between the layers, but not from one step to the next (Zaremba, Sutskever and
-    Vinyals, 2014). Every call begins with a state of zeros.
+    Dropout acts between the layers, not between time steps (Zaremba, Sutskever and Vinyals, 2014).
+    Every call begins with a state of zeros.
     """
 
     def __init__(
@@ -39,11 +39,18 @@ class LSTMLanguageModel(nn.Module):
 
 
 class TransformerLanguageModel(nn.Module):
-    """A decoder with layer norms ahead of each part: tokens [B, T] -> logits [B, T, vocabulary].
+    """A decoder with pre-layer normalization: tokens [B, T] -> logits [B, T, vocabulary].
 
-    The shape of GPT-2 (Radford et al., 2019), with learned positions and without shared weights.
+    The architecture of GPT-2 (Radford et al., 2019), with learned positions and without tied
+    weights.
 
-    context: the largest T.
+    Args:
+        vocabulary: Number of tokens.
+        width: Size of the embeddings.
+        layers: Number of blocks.
+        heads: Attention heads per block.
+        context: The largest T.
+        dropout: Probability.
     """
 
     def __init__(
@@ -75,16 +82,16 @@ class TransformerLanguageModel(nn.Module):
         self.decoder = nn.Linear(width, vocabulary, bias=False)
         for parameter in self.parameters():
             if parameter.dim() > 1:
-                nn.init.normal_(parameter, std=SPREAD)
+                nn.init.normal_(parameter, std=INITIAL_STD)
 
     def forward(self, tokens: Tensor) -> Tensor:
         length = tokens.shape[1]
         if length > len(self.positions):
             raise ValueError(f'{length} tokens, the context is {len(self.positions)}')
         x = self.dropout(self.embedding(tokens) + self.positions[:length])  # [B, T, width]
-        hidden = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device)
+        mask = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device)
         for block in self.blocks:
-            x = block(x, src_mask=hidden, is_causal=True)
+            x = block(x, src_mask=mask, is_causal=True)
         return self.decoder(self.norm(x))
 
 
@@ -94,5 +101,5 @@ def lstm_language_model(vocabulary: int = 10_000) -> LSTMLanguageModel:
 
 
 def transformer_language_model(vocabulary: int = 10_000) -> TransformerLanguageModel:
-    """8.3 M parameters."""
+    """A transformer with 8.3 M parameters."""
     return TransformerLanguageModel(vocabulary)

@@ -1,1 +1,1 @@
-"""What training needs beside the algorithms: configuration, naming, logging, checkpoints."""
+"""The application around the library: command line, configuration, training modes, logs."""

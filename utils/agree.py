@@ -1,4 +1,4 @@
-"""Refusing bad input on all ranks, or on none."""
+"""Refusal of bad input on all ranks together."""
 
 from __future__ import annotations
 
@@ -12,27 +12,30 @@ from dgc import Engine
 from dgc.handshake import gather_text
 from dgc.parameter_server import ServerError
 from utils.checkpoint import CheckpointError
+from utils.cli import Refused
 from utils.config import ConfigError
-from utils.launch import Refused
 
 REFUSALS = (ConfigError, DatasetError, CheckpointError, ServerError, ValueError, TypeError)
 
 
 @contextmanager
 def agreed(engine: Engine, device: torch.device) -> Iterator[None]:
-    """Do something on every rank, or on none: where one rank refuses its input, all do.
+    """Run the block on every rank, and refuse its input on all ranks if one of them does.
 
-    A collective. Raises Refused on every rank, with the message of the lowest rank that has one.
+    A collective at the end of the block: a rank that raised alone would leave the others waiting.
+
+    Raises:
+        Refused: On every rank, with the message of the lowest rank that raised one of REFUSALS.
     """
-    trouble = ''
+    own_message = ''
     try:
         yield
     except REFUSALS as error:
-        trouble = ' '.join(str(error).split()) or type(error).__name__
-    troubles = gather_text(engine, trouble, device, limit=1024)
-    if not any(troubles):
+        own_message = ' '.join(str(error).split()) or type(error).__name__
+    messages = gather_text(engine, own_message, device, limit=1024)
+    if not any(messages):
         return
-    first = next(rank for rank, text in enumerate(troubles) if text)
-    everywhere = all(text == troubles[first] for text in troubles)
+    first = next(rank for rank, text in enumerate(messages) if text)
+    everywhere = all(text == messages[first] for text in messages)
     where = '' if everywhere else f'rank {first}: '
-    raise Refused(where + troubles[first], rank=first)
+    raise Refused(where + messages[first], rank=first)

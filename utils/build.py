@@ -1,4 +1,4 @@
-"""From a resolved configuration to the things that train."""
+"""Builds model, data, optimizer and learning rate from a resolved configuration."""
 
 from __future__ import annotations
 
@@ -19,23 +19,28 @@ from torch.utils.data import DataLoader, Dataset
 from dgc import DistributedOptimizer, Engine
 from dgc.handshake import broadcast_tensors
 from dgc.parameter_server import WorkerOptimizer
+from utils.cli import Refused
 from utils.config import Config
 from utils.data import TrainShare, Until, evaluation_loader, train_loader
-from utils.launch import Refused
 from utils.learning_rate import LearningRate
 from utils.timing import measure_step
 
-COUNTED_IN_EPOCHS = ('T_max', 'milestones', 'step_size', 'total_iters')  # of torch's schedulers
+# Settings of torch's schedulers that count calls; configurations give them in epochs.
+COUNTED_IN_EPOCHS = ('T_max', 'milestones', 'step_size', 'total_iters')
 
-# What a server and its workers may have each for itself.
-OWN = ('configs.server.', 'configs.data.', 'configs.engine.', 'configs.dataset.root')
+# Settings in which a server and its workers may differ.
+INDIVIDUAL = ('configs.server.', 'configs.data.', 'configs.engine.', 'configs.dataset.root')
 
 
 @dataclass
 class Evaluated:
     """A model, and what it is evaluated with.
 
-    loaders: of the splits to evaluate; of 'train' too, where it is trained.
+    Attributes:
+        engine: Carries the sums of the meters.
+        device: Where the model is.
+        model: The network.
+        loaders: Of the splits to evaluate, and of 'train' if the model is trained.
     """
 
     engine: Engine
@@ -44,7 +49,7 @@ class Evaluated:
     loaders: dict[str, DataLoader | Until]
 
     def load_state_dict(self, state: dict[str, Any], epoch: int) -> None:
-        """Go on from what was saved with ``epoch``; here, the model is all."""
+        """Load the model of a checkpoint."""
         self.model.load_state_dict(state['model'])
 
 
@@ -52,7 +57,11 @@ class Evaluated:
 class Parts(Evaluated):
     """What one worker trains with.
 
-    share: the sampler of the loader 'train'.
+    Attributes:
+        criterion: The loss function.
+        optimizer: Compresses and exchanges gradients in its step.
+        rate: Sets the learning rate of each step.
+        share: The sampler of the loader 'train'.
     """
 
     criterion: nn.Module
@@ -62,18 +71,19 @@ class Parts(Evaluated):
 
     @property
     def samples_per_step(self) -> int:
-        """Training samples that all workers together see in a step."""
+        """Training samples of all workers together per step."""
         return (self.loaders['train'].batch_size or 1) * self.engine.size
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that this worker needs to go on, between two epochs."""
+        """Everything that this worker needs to continue after an epoch."""
         return {'model': self.model.state_dict(), 'optimizer': self.optimizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any], epoch: int) -> None:
-        """Go on from ``state_dict()`` with ``epoch``.
+        """Continue from ``state_dict()`` with ``epoch``.
 
-        Settings are those of the configuration, and steps are counted in epochs of today's length:
-        with another number of workers both differ from what they were.
+        The optimizer's settings are those of the configuration, and the steps made are ``epoch``
+        times the current steps per epoch: both depend on the number of workers, which may have
+        changed.
         """
         settings = [{**group, 'params': None} for group in self.optimizer.param_groups]
         steps = epoch * len(self.loaders['train'])
@@ -85,7 +95,7 @@ class Parts(Evaluated):
 
 
 def choose_device(wanted: str | None, local_rank: int) -> torch.device:
-    """The device of this worker. Raises Refused where GPUs are asked for and there is none."""
+    """The device of this worker. Raises Refused if GPUs are requested and there is none."""
     if wanted == 'gpu' and not torch.cuda.is_available():
         raise Refused('--devices gpu: torch sees no GPU here; use --devices cpu')
     if wanted == 'cpu' or not torch.cuda.is_available():
@@ -96,15 +106,20 @@ def choose_device(wanted: str | None, local_rank: int) -> torch.device:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the generators that models, augmentation and dropout draw from."""
+    """Seed the random generators of Python, NumPy and torch."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 def threads(wanted: int | None, local_size: int) -> int:
-    """Threads of one worker: as wanted, or as the environment says, or an equal share of the
-    cores, since workers with more threads than cores between them mostly wait for each other."""
+    """CPU threads of one worker.
+
+    Args:
+        wanted: The configured number, or None for OMP_NUM_THREADS, or else an equal share of the
+            cores: workers with more threads than cores between them mostly wait for each other.
+        local_size: Workers on this machine.
+    """
     if wanted is not None:
         return wanted
     if 'OMP_NUM_THREADS' in os.environ:
@@ -115,7 +130,7 @@ def threads(wanted: int | None, local_size: int) -> int:
 def build(
     configs: Config, datasets: dict[str, Dataset], engine: Engine, device: torch.device
 ) -> Parts:
-    """Everything, alike on all ranks. Raises what the parts raise for settings they refuse."""
+    """Build what one rank of synchronous training needs. Raises what the parts raise."""
     train = configs.train
     seed_everything(configs.seed)
     check_epochs(configs)
@@ -147,7 +162,7 @@ def build(
 
 
 def build_optimizer(configs: Config, model: nn.Module, workers: int) -> Optimizer:
-    """The optimizer that is configured, at the rate for a step of so many workers together."""
+    """The configured optimizer, its learning rate multiplied by batches per step and workers."""
     node, train = configs.train.optimizer, configs.train
     groups = parameter_groups(model, train.optimize_bn_separately)
     return node.build(groups, lr=node.lr * train.num_batches_per_step * workers)
@@ -156,7 +171,7 @@ def build_optimizer(configs: Config, model: nn.Module, workers: int) -> Optimize
 def build_rate(
     configs: Config, optimizer: Optimizer, steps_per_epoch: int, workers: int
 ) -> LearningRate:
-    """The learning rate over the steps of ``optimizer``."""
+    """The learning rate over the steps of ``optimizer``, with its warm-up and scheduler."""
     return LearningRate(
         optimizer,
         build_scheduler(configs, optimizer, steps_per_epoch),
@@ -168,27 +183,29 @@ def build_rate(
 
 
 def aspects(configs: Config, datasets: dict[str, Dataset]) -> dict[str, str]:
-    """What the ranks have to agree on before they build anything, for the handshake."""
+    """What all ranks must have alike before anything is built, for the handshake."""
     return {'the configuration': str(configs), 'the length of the dataset': str(lengths(datasets))}
 
 
 def common(configs: Config, datasets: dict[str, Dataset]) -> str:
     """What a server and its workers must have alike, as text."""
-    settings = {name: repr(v) for name, v in configs.flat().items() if not name.startswith(OWN)}
+    settings = {
+        name: repr(v) for name, v in configs.flat().items() if not name.startswith(INDIVIDUAL)
+    }
     return json.dumps([settings, lengths(datasets)])
 
 
 def lengths(datasets: dict[str, Dataset]) -> dict[str, int]:
-    """Samples by split."""
+    """Number of samples by split."""
     return {split: len(dataset) for split, dataset in datasets.items()}  # type: ignore[arg-type]
 
 
 def build_scheduler(
     configs: Config, optimizer: Optimizer, steps_per_epoch: int
 ) -> LRScheduler | None:
-    """The scheduler of torch's, which steps once an epoch or once a step.
+    """The configured scheduler of torch, which steps once per epoch or once per step.
 
-    Its settings count epochs either way: those that count calls are converted.
+    Its settings count epochs in the configuration; for one call per step they are converted.
     """
     node = configs.train.scheduler
     if node is None or configs.train.schedule_lr_per_epoch:
@@ -206,7 +223,7 @@ def build_scheduler(
 
 
 def check_epochs(configs: Config) -> None:
-    """Raise ValueError where there is nothing to train."""
+    """Raise ValueError for fewer than one epoch."""
     if configs.train.num_epochs < 1:
         raise ValueError(
             f'configs.train.num_epochs must be at least 1, got {configs.train.num_epochs}'
@@ -214,7 +231,7 @@ def check_epochs(configs: Config) -> None:
 
 
 def check_metric(configs: Config, datasets: dict[str, Dataset]) -> None:
-    """Raise ValueError where configs.train.metric is not one that evaluation will give."""
+    """Raise ValueError if configs.train.metric is not among the meters of the evaluation."""
     splits = [split for split in datasets if split != 'train']
     names = [name.format(split) for name in configs.train.meters for split in splits]
     if configs.train.metric not in names:
@@ -226,7 +243,7 @@ def check_metric(configs: Config, datasets: dict[str, Dataset]) -> None:
 def build_train_loader(
     configs: Config, datasets: dict[str, Dataset], rank: int, size: int, device: torch.device
 ) -> tuple[DataLoader, TrainShare]:
-    """The training data of worker ``rank`` of ``size``, and its sampler."""
+    """The loader of the training data of rank ``rank`` of ``size``, and its sampler."""
     step = configs.train.batch_size * configs.train.num_batches_per_step
     processes = loading_processes(device)
     return train_loader(datasets['train'], step, rank, size, configs.seed, processes)
@@ -235,7 +252,7 @@ def build_train_loader(
 def build_evaluation_loaders(
     configs: Config, datasets: dict[str, Dataset], rank: int, size: int, device: torch.device
 ) -> dict[str, DataLoader | Until]:
-    """The other splits: the part of worker ``rank`` of ``size``."""
+    """The loaders of the other splits: the samples of rank ``rank`` of ``size``."""
     processes, batch = loading_processes(device), configs.train.batch_size
     return {
         split: evaluation_loader(dataset, batch, rank, size, processes)
@@ -245,12 +262,12 @@ def build_evaluation_loaders(
 
 
 def loading_processes(device: torch.device) -> int:
-    """On GPUs, processes of their own load what the GPU must not wait for."""
+    """Number of processes that load data: several on GPUs, none on CPUs, whose cores compute."""
     return torch.get_num_threads() if device.type == 'cuda' else 0
 
 
 def parameter_groups(model: nn.Module, bn_separately: bool) -> list[dict[str, Any]]:
-    """One group, or two where BatchNorm's parameters are to be free of weight decay."""
+    """One group, or two if the parameters of BatchNorm are to be free of weight decay."""
     if not bn_separately:
         return [{'params': list(model.parameters())}]
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]

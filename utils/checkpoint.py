@@ -1,10 +1,10 @@
-"""Checkpoints: one file a rank and epoch, written whole or not at all.
+"""Checkpoints: one file per rank and epoch, written completely or not at all.
 
     checkpoints/e0004.r1of2.pth     everything that rank 1 of 2 needs after epoch 4
     checkpoints/best.txt            the epoch whose metric was best
 
-Every rank writes what it keeps back of its gradients, and, so that machines need not share a file
-system, its own copy of the rest.
+Every rank writes the residuals of its memory and, so that machines need not share a file system,
+its own copy of everything else.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from dgc.handshake import gather_text
 from utils.build import Evaluated
 
 NAME = re.compile(r'e(\d+)\.r(\d+)of(\d+)\.pth')
-KEPT = 3  # epochs, besides the best
+KEEP_EPOCHS = 3  # besides the best one
 
 
 class CheckpointError(RuntimeError):
-    """There is no checkpoint that all ranks can go on from."""
+    """There is no checkpoint from which all ranks can continue."""
 
 
 def plain(value: Any) -> Any:
@@ -45,12 +45,12 @@ def plain(value: Any) -> Any:
 
 
 def file_name(epoch: int, rank: int, size: int) -> str:
-    """What ``NAME`` matches."""
+    """The name of a checkpoint, which ``NAME`` matches."""
     return f'e{epoch:04d}.r{rank}of{size}.pth'
 
 
 def save_whole(state: dict[str, Any], target: Path) -> None:
-    """Write ``state`` to ``target``, or, where the process is killed on the way, leave it alone."""
+    """Write ``state`` to ``target``, atomically: a process killed meanwhile leaves the old file."""
     partial = target.with_suffix('.partial')
     with partial.open('wb') as file:
         torch.save(plain(state), file)
@@ -60,7 +60,7 @@ def save_whole(state: dict[str, Any], target: Path) -> None:
 
 
 def load_whole(path: Path, remedy: str) -> dict[str, Any]:
-    """What was saved in ``path``. Raises CheckpointError, with a remedy, where that is damaged."""
+    """Read what was saved in ``path``. Raises CheckpointError, with a remedy, if it is damaged."""
     try:
         return torch.load(path, map_location='cpu', weights_only=True)
     except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
@@ -68,7 +68,7 @@ def load_whole(path: Path, remedy: str) -> dict[str, Any]:
 
 
 class Checkpoints:
-    """The checkpoints of one run, as one rank sees them."""
+    """The checkpoints of one run in the file system of one rank."""
 
     def __init__(self, folder: Path, rank: int = 0, size: int = 1) -> None:
         self.folder = folder
@@ -76,31 +76,31 @@ class Checkpoints:
         self.size = size
 
     def save(self, epoch: int, state: dict[str, Any]) -> None:
-        """Write this rank's file of ``epoch``; a process killed on the way leaves none."""
+        """Write this rank's file of ``epoch``, atomically."""
         self.folder.mkdir(parents=True, exist_ok=True)
         save_whole(state, self.folder / file_name(epoch, self.rank, self.size))
 
     def finish(self, epoch: int, best: bool) -> None:
-        """Once all ranks have saved ``epoch``: note whether it is the best, drop older ones."""
-        if best:  # every rank notes it, since the others may not see the disk of rank 0
+        """Record whether ``epoch``, saved by all ranks, is the best, and remove older epochs."""
+        if best:  # on every rank, since the others may not see the disk of rank 0
             partial = self.folder / f'best.r{self.rank}.partial'
             partial.write_text(f'{epoch}\n')
             partial.replace(self.folder / 'best.txt')
-        keep = set(range(epoch - KEPT + 1, epoch + 1)) | {epoch if best else self.best()}
+        keep = set(range(epoch - KEEP_EPOCHS + 1, epoch + 1)) | {epoch if best else self.best()}
         for path, saved_epoch, rank, size in self._files():
             if (rank, size) == (self.rank, self.size) and saved_epoch not in keep:
                 path.unlink()
 
     def best(self) -> int | None:
-        """The epoch whose metric was best, if one was noted."""
+        """The epoch with the best metric, if one was recorded."""
         path = self.folder / 'best.txt'
         return int(path.read_text()) if path.is_file() else None
 
     def epochs(self, model_only: bool = False) -> dict[int, int]:
-        """Epochs that this rank could go on from, and the number of workers that saved each.
+        """The epochs from which this rank can continue, and the number of ranks that saved each.
 
-        Its own file is enough where the number of workers is the same; otherwise all are needed,
-        or, for the model alone, that of rank 0.
+        With the same number of ranks its own file is enough. Otherwise the files of all ranks are
+        needed, or, for the model alone, that of rank 0.
         """
         found: dict[tuple[int, int], set[int]] = {}
         for _, epoch, rank, size in self._files():
@@ -113,12 +113,12 @@ class Checkpoints:
         return usable
 
     def load_model(self, epoch: int, size: int) -> dict[str, Any]:
-        """What holds the model that ``size`` ranks saved, which is the same in all their files."""
+        """Read a file with the model that ``size`` ranks saved, which is the same in all files."""
         own = self.folder / file_name(epoch, self.rank, size)
         return self._read(epoch, self.rank if own.is_file() else 0, size)
 
     def load(self, epoch: int, size: int) -> dict[str, Any]:
-        """What this rank goes on from: its own file, or its part of what ``size`` ranks saved."""
+        """Read this rank's state: its own file, or its share of what ``size`` ranks saved."""
         if size == self.size:
             return self._read(epoch, self.rank, size)
         state = self._read(epoch, 0, size)
@@ -129,7 +129,7 @@ class Checkpoints:
 
     def _read(self, epoch: int, rank: int, size: int) -> dict[str, Any]:
         path = self.folder / file_name(epoch, rank, size)
-        return load_whole(path, 'remove it to go on from an earlier epoch')
+        return load_whole(path, 'remove it to continue from an earlier epoch')
 
     def _files(self) -> Iterable[tuple[Path, int, int, int]]:
         for path in sorted(self.folder.glob('e*.pth')):
@@ -138,27 +138,32 @@ class Checkpoints:
 
 
 def restore(parts: Evaluated, run: Path, evaluate: bool = False) -> tuple[int, float | None]:
-    """Load into ``parts`` the last epoch that all ranks can go on from.
+    """Load the last epoch from which all ranks can continue. A collective.
 
-    run: a run folder, or its folder of checkpoints. A collective.
-    evaluate: load the best epoch instead, and no more of it than the model.
-    Returns the epoch to train next and the best metric so far. Raises CheckpointError.
+    Args:
+        parts: What is loaded into.
+        run: A run folder, or its folder of checkpoints.
+        evaluate: Whether to load only the model, of the best epoch.
+
+    Returns:
+        The epoch to train next, and the best metric so far.
+
+    Raises:
+        CheckpointError: If there is no such epoch, or it does not fit the configuration.
     """
     engine = parts.engine
     folder = run if run.name == 'checkpoints' else run / 'checkpoints'
     checkpoints = Checkpoints(folder, engine.rank, engine.size)
     usable = sorted(checkpoints.epochs(model_only=evaluate).items())
     listed = json.dumps({'usable': usable, 'best': checkpoints.best()})
-    everybodys = [
-        json.loads(text) for text in gather_text(engine, listed, parts.device, limit=65536)
-    ]
-    common = dict(set.intersection(*({(e, s) for e, s in one['usable']} for one in everybodys)))
+    of_ranks = [json.loads(text) for text in gather_text(engine, listed, parts.device, limit=65536)]
+    common = dict(set.intersection(*({(e, s) for e, s in one['usable']} for one in of_ranks)))
     if not common:
         raise CheckpointError(
             f'there is no checkpoint in {run} that all ranks can read; --resume RUN names a '
             f'run{siblings(run)}'
         )
-    epoch, best = max(common), everybodys[0]['best']
+    epoch, best = max(common), of_ranks[0]['best']
     if evaluate:
         epoch = best if best in common else epoch
         state = checkpoints.load_model(epoch, common[epoch])
@@ -176,12 +181,12 @@ def restore(parts: Evaluated, run: Path, evaluate: bool = False) -> tuple[int, f
 
 
 def siblings(run: Path) -> str:
-    """Runs of the same experiment with other numbers of workers that have checkpoints, if any."""
+    """Names runs of the same experiment with other numbers of workers that have checkpoints."""
     stem, dot, _ = run.name.rpartition('.np')
     if not dot:
         return ''
-    there = [each for each in sorted(run.parent.glob('*')) if each.name.startswith(stem + dot)]
-    usable = [str(each) for each in there if Checkpoints(each / 'checkpoints').epochs(True)]
+    runs = [each for each in sorted(run.parent.glob('*')) if each.name.startswith(stem + dot)]
+    usable = [str(each) for each in runs if Checkpoints(each / 'checkpoints').epochs(True)]
     return f', such as {", ".join(usable)}' if usable else ''
 
 
@@ -189,10 +194,10 @@ Memories = dict[str, dict[str, Tensor]]
 
 
 def merge(memories: list[Memories], scale: float) -> Memories:
-    """The sum of what several ranks kept back, times ``scale``.
+    """The sum of the memories of several ranks, times ``scale``.
 
-    What is kept is divided by the number of workers when it is sent one day; scaling by new over
-    old workers keeps its share of the mean. No memories at all give an empty one: zeros.
+    A residual is divided by the number of ranks once it is sent; ``scale``, new over old ranks,
+    preserves its share of the mean. The sum of no memories is empty, which stands for zeros.
     """
     merged: Memories = {}
     for memory in memories:

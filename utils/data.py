@@ -1,4 +1,4 @@
-"""Who sees which samples: equal shares in training, every sample once in evaluation."""
+"""Distribution of samples over ranks: equal shares in training, each sample once in evaluation."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 
 class TrainShare(Sampler[int]):
-    """One worker's share of an epoch: every ``size``-th sample of a permutation that all share.
+    """One rank's share of an epoch: every ``size``-th sample of a common permutation.
 
-    Shares have the same length whatever the length of the dataset, so that no worker waits for a
-    step that another does not have; up to ``size - 1`` samples sit an epoch out.
+    All shares have the same length, so that all ranks make the same number of steps; up to
+    ``size - 1`` samples are left out of an epoch.
+
+    Args:
+        dataset: The training data.
+        rank: This rank.
+        size: Number of ranks.
+        seed: Seed of the permutation, with ``epoch`` added.
     """
 
     def __init__(self, dataset: Sized, rank: int, size: int, seed: int) -> None:
@@ -33,9 +39,9 @@ class TrainShare(Sampler[int]):
 
 
 class Until:
-    """The batches of ``loader``, for as long as nobody else has finished the training.
+    """The batches of ``loader``, until ``finished()``.
 
-    Where workers go each at its own pace, the last epoch of one ends with the last update of all.
+    In asynchronous training the last epoch of a worker ends with the last update of all workers.
     """
 
     def __init__(self, loader: DataLoader, finished: Callable[[], bool]) -> None:
@@ -56,11 +62,11 @@ class Until:
 def train_loader(
     dataset: Dataset, batch: int, rank: int, size: int, seed: int, processes: int
 ) -> tuple[DataLoader, TrainShare]:
-    """Full batches only, equally many on every rank. Raises ValueError where there is none."""
+    """A loader of full batches, as many on each rank. Raises ValueError if there are none."""
     share = TrainShare(dataset, rank, size, seed)  # type: ignore[arg-type]
     if len(share) < batch:
         raise ValueError(
-            f'configs.train.batch_size: {len(share)} training samples a worker are fewer than '
+            f'configs.train.batch_size: {len(share)} training samples per worker are fewer than '
             f'one step of {batch}; use smaller batches or fewer workers'
         )
     loader = DataLoader(
@@ -78,6 +84,6 @@ def train_loader(
 def evaluation_loader(
     dataset: Dataset, batch: int, rank: int, size: int, processes: int
 ) -> DataLoader:
-    """Each sample on exactly one rank; shares may differ by one, so nothing in it may wait."""
+    """A loader of each sample on one rank. Shares may differ by one: use no collectives in it."""
     share = range(rank, len(dataset), size)  # type: ignore[arg-type]
     return DataLoader(dataset, batch, sampler=share, num_workers=processes)

@@ -1,4 +1,4 @@
-"""The folder of a run: made, of this run alone, and sure to be writable."""
+"""The run folder: created, locked for one run, and checked to be writable."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Raises ConfigError where the disk does not let what is done there."""
+    """Raise ConfigError, with a remedy, for an OSError in the block."""
     try:
         yield
     except OSError as error:
@@ -27,16 +27,24 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def prepare_folder(folder: Path, configs: Config, about: str, moves_aside: bool) -> IO[str]:
-    """Make a run's folder, with config.txt and environment.txt.
+    """Create a run folder with config.txt and environment.txt.
 
-    A new run does not mix with an older one of the same name, which is moved aside. Returns the
-    claim on the folder, to be closed with the run. Raises ConfigError where it cannot be written,
-    or where another run writes there.
+    Args:
+        folder: The folder.
+        configs: The resolved configuration.
+        about: The content of environment.txt.
+        moves_aside: Whether an existing folder is renamed first, for a new run.
+
+    Returns:
+        The lock on the folder, to be closed at the end of the run.
+
+    Raises:
+        ConfigError: If the folder cannot be written, or another run writes there.
     """
     with writing(folder):
         if moves_aside and folder.exists():
             claim(folder).close()
-            print(f'an earlier run of this name is {move_aside(folder)} from now on', flush=True)
+            print(f'an earlier run of this name was renamed to {move_aside(folder)}', flush=True)
         folder.mkdir(parents=True, exist_ok=True)
         held = claim(folder)
         (folder / 'config.txt').write_text(f'{configs}\n')
@@ -45,9 +53,10 @@ def prepare_folder(folder: Path, configs: Config, about: str, moves_aside: bool)
 
 
 def claim(folder: Path) -> IO[str]:
-    """Until what this returns is closed, or the process ends, nobody else can claim the folder.
+    """Lock the folder until the returned file is closed or the process ends.
 
-    Raises ConfigError where somebody has: two runs would overwrite each other's checkpoints.
+    Raises ConfigError if another run holds the lock: two runs would overwrite each other's
+    checkpoints.
     """
     lock = (folder / '.lock').open('w')
     try:
@@ -58,20 +67,22 @@ def claim(folder: Path) -> IO[str]:
             f'another run is writing {folder}: give this one a --suffix, or end the other'
         ) from None
     except OSError as error:
-        log.warning('%s: no other run is kept from writing there (%s)', folder, error.strerror)
+        log.warning(
+            '%s cannot be locked (%s): do not start a second run there', folder, error.strerror
+        )
     return lock
 
 
 def move_aside(folder: Path) -> Path:
-    """Rename a folder to the first free of ``folder~1``, ``folder~2``, …, which is returned."""
+    """Rename a folder to the first free name of ``folder~1``, ``folder~2``, …; returns it."""
     free = next(n for n in itertools.count(1) if not Path(f'{folder}~{n}').exists())
     return folder.rename(f'{folder}~{free}')
 
 
 def check_writable(folder: Path, rank: int) -> None:
-    """Make a folder, if it is not there, and a file in it, which does not stay.
+    """Create a folder if necessary, and write and remove a file in it.
 
-    So that no epoch is trained that cannot be saved. Raises ConfigError.
+    Called before training, so that no epoch is trained that cannot be saved. Raises ConfigError.
     """
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The learning rate over time: a warm-up to the scaled rate, then a scheduler of torch's."""
+"""The learning rate over time: a warm-up to the scaled rate, then a scheduler of torch."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 
 def warmup_factor(epoch: float, warmup_epochs: float, workers: int) -> float:
-    """Share of the scaled rate at a fractional ``epoch``: from ``1 / workers`` linearly to 1.
+    """The factor of the scaled rate at a fractional ``epoch``: from ``1 / workers`` linearly to 1.
 
-    The rate grows with the number of workers, and starting at the grown rate costs accuracy
+    The scaled rate is that of one worker times the number of workers; starting at it costs accuracy
     (Goyal et al., arXiv 1706.02677, section 2.2).
     """
     if epoch >= warmup_epochs:
@@ -20,9 +20,16 @@ def warmup_factor(epoch: float, warmup_epochs: float, workers: int) -> float:
 
 
 class LearningRate:
-    """Sets the rate of each step of ``optimizer``.
+    """Sets the learning rate of each step of ``optimizer``.
 
-    scheduler: steps once an epoch, or once a step, from the end of the warm-up on; None to hold.
+    Args:
+        optimizer: Its ``param_groups`` hold the scaled rates.
+        scheduler: Steps once per epoch or once per step after the warm-up; None for a constant
+            rate.
+        warmup_epochs: Length of the warm-up.
+        steps_per_epoch: Steps in an epoch.
+        workers: Number of workers by which the rate was multiplied.
+        per_epoch: Whether the scheduler steps once per epoch.
     """
 
     def __init__(
@@ -45,8 +52,8 @@ class LearningRate:
     def before_step(self, step: int) -> None:
         """Set the rate of optimizer step ``step``, counted from 0.
 
-        Where others make steps too, some may have passed since: the rate follows through them, and
-        stays where it is for one that has been set before.
+        In asynchronous training steps may be skipped or repeated: the scheduler goes through the
+        skipped ones, and a repeated one changes nothing.
         """
         for each in range(self._next, step + 1):
             self._set(each)
@@ -58,7 +65,7 @@ class LearningRate:
             for group, full in zip(self.optimizer.param_groups, self.full, strict=True):
                 group['lr'] = full * factor
         elif self.scheduler is not None and (step - self.warmup_steps) % self.period == 0:
-            with warnings.catch_warnings():  # torch expects the optimizer's step before this one
+            with warnings.catch_warnings():  # torch expects optimizer.step() before
                 warnings.filterwarnings('ignore', 'Detected call of `lr_scheduler.step')
                 self.scheduler.step()
 
@@ -68,9 +75,9 @@ class LearningRate:
         return float(self.optimizer.param_groups[0]['lr'])
 
     def resume(self, step: int) -> None:
-        """Be where ``step`` steps from the beginning lead, by the settings of now.
+        """Set the rate after ``step`` steps from the beginning, by the current settings.
 
-        The rate is a function of the step alone, so nothing is saved: what was saved would bring
-        back the rate of another number of workers, and the end of a shorter schedule.
+        The rate is a function of the step alone and is not saved, since the number of workers or
+        the length of the schedule may have changed.
         """
         self.before_step(step - 1)

@@ -1,4 +1,4 @@
-"""What a run leaves to be read: curves, one line of numbers an epoch, and where it ran."""
+"""The files of a run: TensorBoard curves, metrics.jsonl, and its environment."""
 
 from __future__ import annotations
 
@@ -24,49 +24,56 @@ from utils.folder import check_writable, prepare_folder
 
 
 class Log(Protocol):
-    """Where a training loop leaves what it measures."""
+    """Receives the measurements of a training loop."""
 
     def step(self, name: str, value: float, step: int) -> None:
-        """A number of step ``step``."""
+        """Record a number of step ``step``."""
 
     def epoch(self, epoch: int, numbers: Mapping[str, float]) -> None:
-        """The numbers of an epoch."""
+        """Record the numbers of an epoch."""
 
 
 class Metrics:
-    """metrics.jsonl: one line of numbers an epoch.
+    """metrics.jsonl: one line of numbers per epoch.
 
-    resumed_at: the first epoch that is trained now; lines of later ones are replaced.
+    Args:
+        path: The file.
+        resumed_at: The first epoch that is trained now, from which on lines are removed; None for
+            a new run.
     """
 
     def __init__(self, path: Path, resumed_at: int | None = None) -> None:
         self._path = path
         if resumed_at is not None and path.is_file():
             lines = path.read_text().splitlines(keepends=True)
-            whole = [line for line in lines if line.endswith('\n')]  # a kill may have cut the last
-            kept = [line for line in whole if json.loads(line)['epoch'] < resumed_at]
+            complete = [line for line in lines if line.endswith('\n')]  # a kill may cut the last
+            kept = [line for line in complete if json.loads(line)['epoch'] < resumed_at]
             path.write_text(''.join(kept))
 
     def append(self, numbers: Mapping[str, float]) -> None:
-        """Write a line, and print those of its numbers that are about how well it trains."""
+        """Write a line, and print its losses and accuracies."""
         with self._path.open('a') as file:
             file.write(json.dumps(dict(numbers)) + '\n')
         shown = {k: v for k, v in numbers.items() if k.startswith(('loss/', 'acc/'))}
-        told = ', '.join(f'{k} {v:.4g}' for k, v in shown.items())
-        print(f'epoch {numbers["epoch"]}: {told}', flush=True)
+        text = ', '.join(f'{k} {v:.4g}' for k, v in shown.items())
+        print(f'epoch {numbers["epoch"]}: {text}', flush=True)
 
     def read(self) -> list[dict[str, float]]:
-        """All lines so far."""
+        """The numbers of all epochs so far."""
         if not self._path.is_file():
             return []
         return [json.loads(line) for line in self._path.read_text().splitlines()]
 
 
 class RunLog:
-    """What one run leaves to be read. Only rank 0 writes; on the others every call does nothing.
+    """The curves and metrics of one run. Only rank 0 writes; on others every call does nothing.
 
-    resumed_at: the first epoch that is trained now; what the files hold of later ones is replaced.
-    held: the claim on the folder, which ends with the log.
+    Args:
+        folder: The run folder.
+        parts: What this rank trains with.
+        resumed_at: The first epoch that is trained now; the files lose what is later. None for a
+            new run.
+        held: The lock on the folder, which is released with the log.
     """
 
     def __init__(
@@ -85,18 +92,17 @@ class RunLog:
         folder.mkdir(parents=True, exist_ok=True)
         self._metrics = Metrics(folder / 'metrics.jsonl', resumed_at)
         purge = None if resumed_at is None else resumed_at * self._samples_per_epoch + 1
-        # Event files are named by the second: one that goes on must not take an earlier one's name.
+        # Event files are named by the second; the suffix keeps a resumed run from reusing a name.
         suffix = '' if resumed_at is None else f'.e{resumed_at:04d}'
         self._writer = SummaryWriter(str(folder), purge_step=purge, filename_suffix=suffix)
 
     def step(self, name: str, value: float, step: int) -> None:
-        """A point of a TensorBoard curve after step ``step``, over the samples that all workers
-        have seen."""
+        """Add a point to a TensorBoard curve, against the samples of all workers so far."""
         if self._writes:
             self._writer.add_scalar(name, value, (step + 1) * self._samples_per_step)
 
     def epoch(self, epoch: int, numbers: Mapping[str, float]) -> None:
-        """A line of metrics.jsonl, and a point of each curve."""
+        """Write a line of metrics.jsonl, and add a point to each curve."""
         if not self._writes:
             return
         samples = (epoch + 1) * self._samples_per_epoch
@@ -107,7 +113,7 @@ class RunLog:
         self._metrics.append({'epoch': epoch, 'samples': samples, **numbers})
 
     def close(self) -> None:
-        """Write what is still buffered."""
+        """Write what is buffered and release the folder."""
         if self._writes:
             self._writer.close()
         if self._held is not None:
@@ -115,9 +121,16 @@ class RunLog:
 
 
 def start_log(folder: Path, parts: Parts, configs: Config, resumed_at: int | None) -> RunLog:
-    """The log of a run, and its first files. A collective.
+    """Prepare the run folder and return its log. A collective.
 
-    Raises Refused, on all ranks, where one of them cannot write there.
+    Args:
+        folder: The run folder.
+        parts: What this rank trains with.
+        configs: The resolved configuration.
+        resumed_at: See RunLog.
+
+    Raises:
+        Refused: On all ranks, if one of them cannot write there.
     """
     engine = parts.engine
     hosts = gather_text(engine, socket.gethostname(), parts.device, limit=256)
@@ -126,7 +139,7 @@ def start_log(folder: Path, parts: Parts, configs: Config, resumed_at: int | Non
         if engine.rank == 0:
             about = environment(engine.name, hosts)
             held = prepare_folder(folder, configs, about, moves_aside=resumed_at is None)
-    with agreed(engine, parts.device):  # on every machine, and not while the first moves an old one
+    with agreed(engine, parts.device):  # on every machine, after rank 0 has renamed an old folder
         check_writable(folder, engine.rank)
     if engine.rank == 0:
         plan = parts.optimizer.plan
@@ -139,7 +152,7 @@ def start_log(folder: Path, parts: Parts, configs: Config, resumed_at: int | Non
 
 
 def cost(parts: Parts) -> str:
-    """What a run costs each worker, in one line."""
+    """The memory and messages of compression on each worker, in one line."""
     buckets, codec = parts.optimizer.buckets, parts.optimizer.composition.codec
     numel = sum(bucket.numel for bucket in buckets)
     kept = sum(4 * bucket.numel * len(bucket.buffers) for bucket in buckets)
@@ -149,15 +162,18 @@ def cost(parts: Parts) -> str:
     )
     dense = sum(4 * b.numel for b in buckets if b.schedule is None)
     return (
-        f'{numel:,} parameters in {len(buckets)} buckets; {kept / 1e6:,.1f} MB kept for '
+        f'{numel:,} parameters in {len(buckets)} buckets; {kept / 1e6:,.1f} MB of memory for '
         f'compression; a step sends messages of {message:,} bytes sparse and {dense:,} dense'
     )
 
 
 def environment(engine: str, hosts: list[str], workers: int | None = None) -> str:
-    """Versions, launcher, engine, hosts and git commit: what a later reader will ask for.
+    """The content of environment.txt: versions, launcher, engine, hosts and git commit.
 
-    workers: by default, one a host.
+    Args:
+        engine: Name of the engine.
+        hosts: Host name of each rank.
+        workers: Number of workers; None for that of ``hosts``.
     """
     lines = {
         'python': platform.python_version(),

@@ -1,4 +1,4 @@
-"""What is measured on a split of the data, as sums that add up over workers."""
+"""What is measured on a split of the data, as sums that are added up over the ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from torch import Tensor
 
 
 class TopK:
-    """Percentage of samples whose class is among the ``k`` with the highest scores."""
+    """Top-k accuracy: percentage of samples whose class is among those with the k highest scores.
+
+    Args:
+        k: Number of classes that count as a hit.
+    """
 
     def __init__(self, k: int = 1) -> None:
         self.k = k
@@ -21,10 +25,10 @@ class TopK:
         self.count += len(targets)
 
     def sums(self) -> Tensor:
-        """float64 ``[2]``, to be added up over the workers."""
+        """float64 ``[2]``: hits and samples of this rank, to be added up over the ranks."""
         return torch.tensor([self.correct, self.count], dtype=torch.float64)
 
     @staticmethod
     def value(sums: Tensor) -> float:
-        """Percent, from the sums of all workers."""
+        """Percent, from the sums of all ranks."""
         return 100 * float(sums[0]) / max(float(sums[1]), 1)

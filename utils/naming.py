@@ -1,17 +1,17 @@
-"""How a run is named: its folder under `runs/` says which experiment it holds."""
+"""The name of a run, which is its folder under `runs/` and lists its config files."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-# Folders and files by name; a file has an empty one.
+# Folders and files by name; a file maps to an empty dictionary.
 _Tree = dict[str, '_Tree']
 
 
 def run_name(paths: Sequence[str | Path], suffix: str = '', size: int = 1) -> str:
     """The name of a run: its config files, folded by folder, `suffix`, and the number of workers.
 
-    It is the scheme of the published DGC code, in which a folder is written once and what is in it
-    stands in brackets when it is more than one thing::
+    The scheme is that of the published DGC code: a folder is written once, and several files of it
+    stand in brackets::
 
         >>> run_name(['configs/cifar/resnet20.py', 'configs/dgc/wm5.py', 'configs/dgc/fp16.py'],
         ...          suffix='.e500', size=8)
@@ -19,7 +19,7 @@ def run_name(paths: Sequence[str | Path], suffix: str = '', size: int = 1) -> st
         >>> run_name(['configs/digits/cnn.py'], size=2)
         'digits.cnn.np2'
 
-    Paths count from the folder called `configs`, wherever it is, or else from their beginning.
+    Paths are relative to the folder called `configs`, wherever it is, if they contain one.
     """
     tree: _Tree = {}
     for path in paths:

@@ -1,4 +1,4 @@
-"""What a run shows while it goes on and when it ends."""
+"""What a run prints while it trains and when it ends."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def say(engine: Engine, text: str) -> None:
 
 
 def progress_bar(engine: Engine, loader: Iterable[Any], title: str) -> Iterable[Any]:
-    """The batches of ``loader``, with a bar on rank 0: live on a terminal, else now and then."""
-    seconds = 0.1 if sys.stderr.isatty() else 20.0  # a pipe keeps every line
+    """The batches of ``loader``, with a progress bar on rank 0."""
+    seconds = 0.1 if sys.stderr.isatty() else 20.0  # each update is a line in a log file
     hidden = engine.rank > 0
     return tqdm(
         loader, title, ncols=80, leave=False, mininterval=seconds, delay=seconds, disable=hidden
@@ -39,10 +39,14 @@ def progress_bar(engine: Engine, loader: Iterable[Any], title: str) -> Iterable[
 
 
 class LossCurve:
-    """The training loss of every step, averaged over the workers.
+    """The training loss of every step, averaged over the ranks.
 
-    The steps' losses are averaged together every 50 steps, so that a curve does not cost a
-    collective a step.
+    The losses of 50 steps are averaged in one collective.
+
+    Args:
+        parts: What this rank trains with.
+        log: Receives a point per step.
+        first_step: Number of the first step.
     """
 
     def __init__(self, parts: Parts, log: Log, first_step: int) -> None:
@@ -53,13 +57,13 @@ class LossCurve:
         self._all: list[float] = []
 
     def add(self, loss: Tensor) -> None:
-        """The loss of the next step, a scalar on this worker."""
+        """Add the loss of the next step, a scalar on this rank's device."""
         self._waiting.append(loss)
         if len(self._waiting) == STEPS_BETWEEN_LOSSES:
             self._write()
 
     def mean(self) -> float:
-        """Over all steps and workers."""
+        """The mean over all steps and ranks."""
         if self._waiting:
             self._write()
         return sum(self._all) / max(len(self._all), 1)
@@ -74,10 +78,10 @@ class LossCurve:
 
 
 class PhaseTimer:
-    """Where the time and the bytes of an epoch go, on this worker.
+    """Seconds and bytes of an epoch on this rank, by phase.
 
-    compute: forward, backward, data and optimizer; wait: standing still for the gradients;
-    compress, communicate: on the gradient's path, most of it beside the backward pass.
+    compute: forward and backward passes, data and optimizer. wait: the training loop waits for
+    gradients. compress, communicate: on the engine's thread, mostly during the backward pass.
     """
 
     def __init__(self, progress: Progress) -> None:
@@ -86,7 +90,7 @@ class PhaseTimer:
         self._start = time.perf_counter()
 
     def measured(self) -> dict[str, float]:
-        """Numbers since this was made: seconds, bytes, and the share of elements sent."""
+        """Differences since construction, by name in metrics.jsonl; 'ratio' is the density."""
         seconds = time.perf_counter() - self._start
         now = asdict(self._progress)
         since = {name: now[name] - self._before[name] for name in now}
@@ -104,10 +108,10 @@ class PhaseTimer:
 
 
 def closing_table(folder: Path, configs: Config, engine: Engine) -> None:
-    """What the run came to, on rank 0."""
+    """Print a summary of the run, on rank 0."""
     metrics = folder / 'metrics.jsonl'
-    there = engine.rank == 0 and metrics.is_file()  # it is not where nothing was left to train
-    lines = metrics.read_text().splitlines() if there else []
+    exists = engine.rank == 0 and metrics.is_file()
+    lines = metrics.read_text().splitlines() if exists else []
     epochs = [json.loads(line) for line in lines]
     if not epochs:
         return
@@ -116,7 +120,7 @@ def closing_table(folder: Path, configs: Config, engine: Engine) -> None:
     rows = {
         metric: f'{epochs[-1][metric]:.2f} at the end, {max(e[metric] for e in epochs):.2f} best',
         'bytes sent': bytes_row(total),
-        'ratio sent': f'{epochs[-1]["ratio"]:.4%} of the elements in the last epoch',
+        'density': f'{epochs[-1]["ratio"]:.4%} of the elements sent in the last epoch',
         **{
             f'seconds, {phase}': f'{total[f"seconds/{phase}"]:.1f}'
             for phase in ('train', 'compute', 'compress', 'communicate', 'wait')
@@ -128,10 +132,9 @@ def closing_table(folder: Path, configs: Config, engine: Engine) -> None:
 
 
 def bytes_row(total: dict[str, float]) -> str:
-    """Bytes that one worker sent, beside those of dense all-reduces."""
+    """Bytes that one worker sent, compared with those of dense all-reduces."""
     sent, dense = total['bytes/sent'], total['bytes/dense']
     if not dense:
         return 'none: there is one worker'
-    return (
-        f'{sent / 1e6:,.2f} MB a worker, {dense / 1e6:,.2f} MB if dense: {dense / sent:,.1f} times'
-    )
+    ratio = f'{dense / sent:,.1f}× fewer bytes'
+    return f'{sent / 1e6:,.2f} MB per worker; dense would be {dense / 1e6:,.2f} MB: {ratio}'

@@ -1,4 +1,4 @@
-"""Timing a step of what a configuration trains, for planners that go by times."""
+"""The timing of a step of a configuration, for planners that use measured times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def measure_step(
     loader: DataLoader,
     device: torch.device,
 ) -> Profile:
-    """When each gradient of a step is complete: of a copy of the model, which may then change."""
+    """Measure when each gradient of a step is complete, on a copy of the model."""
     copy = deepcopy(model).train()
     batches = itertools.cycle(list(itertools.islice(loader, BATCHES)))
     return profile(copy, closure(configs, copy, criterion, batches, device), BATCHES)
@@ -36,7 +36,7 @@ def closure(
     batches: Iterator[list[Tensor]],
     device: torch.device,
 ) -> Callable[[], Tensor]:
-    """The loss of a step's last batch, with the backward passes of those before it made."""
+    """A function that makes all backward passes of a step but the last, and returns its loss."""
     train = configs.train
 
     def loss() -> Tensor:

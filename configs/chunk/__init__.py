@@ -1,6 +1,6 @@
-"""Whole chunks at 0.1 %, chosen by all workers together; momentum correction, as in the paper.
+"""Chunk-wise top-k at 0.1 %: all ranks send the same chunks; momentum correction, as in the paper.
 
-After files of configs/dgc/, whose warm-up stays. No codec is involved.
+Use after files of configs/dgc/, whose warm-up is kept. No codec is involved.
 """
 
 from dgc import DGCSGD, deep_gradient_compression

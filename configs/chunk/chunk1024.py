@@ -1,4 +1,4 @@
-"""Chunks of 1024: as many norms as elements at 0.1 %; for large models."""
+"""Chunks of 1024 elements: as many norms as elements at 0.1 %; for large models."""
 
 from utils.config import configs
 

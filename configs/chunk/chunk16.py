@@ -1,4 +1,4 @@
-"""Chunks of 16: chosen better than large ones, and more norms to sum; for small models."""
+"""Chunks of 16 elements: a finer selection, and more norms to sum; for small models."""
 
 from utils.config import configs
 

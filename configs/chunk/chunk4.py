@@ -1,4 +1,4 @@
-"""Chunks of 4: chosen best, at the price of n/4 norms; for small models and few steps."""
+"""Chunks of 4 elements: the finest selection, n/4 norms; for small models and few steps."""
 
 from utils.config import configs
 

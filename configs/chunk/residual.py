@@ -1,4 +1,4 @@
-"""A residual memory in place of momentum correction: much worse with few, large chunks."""
+"""Residual memory in place of momentum correction: much less accurate with few, large chunks."""
 
 import torch
 

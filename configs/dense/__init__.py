@@ -1,4 +1,4 @@
-"""Everything is sent at every step: the baseline that the others are compared with."""
+"""No compression: all gradients at every step, the baseline of the other algorithms."""
 
 from dgc import dense
 from utils.config import Config, configs

@@ -1,1 +1,1 @@
-"""Dense momentum SGD. The default as well: this file is there to name it in a table."""
+"""Dense momentum SGD: the default, as a file to be named in tables."""

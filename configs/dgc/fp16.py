@@ -1,4 +1,4 @@
-"""Values travel as float16; what is rounded off stays in the memory."""
+"""Values in float16; the memory keeps the quantization error."""
 
 from utils.config import configs
 

@@ -1,4 +1,4 @@
-"""The threshold comes from a fitted normal distribution, not from a sample."""
+"""The threshold is computed from a fitted normal distribution instead of a sample."""
 
 from dgc.compressors import GaussianThreshold
 from utils.config import Config, configs

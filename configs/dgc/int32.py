@@ -1,4 +1,4 @@
-"""Indices travel as int32: enough for tensors of up to 2,147,483,647 elements."""
+"""Indices in int32, for tensors of up to 2,147,483,647 elements."""
 
 from utils.config import configs
 

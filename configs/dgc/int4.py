@@ -1,4 +1,4 @@
-"""Values travel as 4-bit numbers; what is rounded off stays in the memory."""
+"""Values in 4-bit integers; the memory keeps the quantization error."""
 
 from utils.config import configs
 

@@ -1,4 +1,4 @@
-"""Values travel as 8-bit numbers; what is rounded off stays in the memory."""
+"""Values in 8-bit integers; the memory keeps the quantization error."""
 
 from utils.config import configs
 

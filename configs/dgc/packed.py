@@ -1,4 +1,4 @@
-"""Indices travel packed near their entropy: about 12 bits each at 0.1 %, not 64."""
+"""Indices packed near their entropy: about 12 bits each at 0.1 %, instead of 64."""
 
 from utils.config import configs
 

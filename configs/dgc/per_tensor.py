@@ -1,4 +1,4 @@
-"""Each tensor is compressed and sent by itself, as in the paper and its release."""
+"""Each tensor is compressed and sent separately, as in the paper and its release."""
 
 from dgc.planner import PerTensor
 from utils.config import Config, configs

@@ -1,4 +1,4 @@
-"""The final ratio from the first step on."""
+"""No warm-up: the final density from the first step on."""
 
 from utils.config import configs
 

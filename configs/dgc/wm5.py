@@ -1,4 +1,4 @@
-"""Five epochs of warm-up: 0.316, 0.1, 0.032, 0.01, 0.0032, then 0.001."""
+"""Warm-up of five epochs: density 0.316, 0.1, 0.032, 0.01, 0.0032, then 0.001."""
 
 from utils.config import configs
 

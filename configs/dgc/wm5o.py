@@ -1,4 +1,4 @@
-"""Five dense epochs, then the final ratio."""
+"""Warm-up of five dense epochs, then the final density."""
 
 from utils.config import configs
 

@@ -1,4 +1,4 @@
-"""The paper's warm-up (section 3.3), which also reaches 0.001 in the fifth epoch."""
+"""The paper's warm-up (section 3.3), which also reaches a density of 0.001 in the fifth epoch."""
 
 from utils.config import configs
 

@@ -1,4 +1,4 @@
-"""Asynchronous SGD: everything is sent, both ways; each worker has its own momentum."""
+"""Asynchronous SGD: dense in both directions; each worker has its own momentum."""
 
 from dgc.memory import MomentumCorrection
 from utils.config import Config, configs

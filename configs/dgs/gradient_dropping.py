@@ -1,4 +1,4 @@
-"""Asynchronous gradient dropping (Aji and Heafield, 2017): a residual, and no momentum."""
+"""Asynchronous gradient dropping (Aji and Heafield, 2017): a residual, without momentum."""
 
 from dgc.memory import Residual
 from utils.config import Config, configs

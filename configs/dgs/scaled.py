@@ -1,4 +1,4 @@
-"""Stale updates count less: each is divided by its staleness."""
+"""The server divides each update by its staleness."""
 
 from dgc.parameter_server import InverseStaleness
 from utils.config import Config, configs

@@ -1,4 +1,4 @@
-"""No secondary compression: the server answers with everything that has changed."""
+"""No secondary compression: the server answers with every parameter that has changed."""
 
 from dgc.parameter_server import Changed
 from utils.config import Config, configs

@@ -1,4 +1,4 @@
-"""Digits that come with scikit-learn: real data, no download, under a minute on two cores."""
+"""The digits of scikit-learn: real data without a download, under a minute on two cores."""
 
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
@@ -7,8 +7,8 @@ from utils.config import Config, configs, derived
 
 configs.dataset = Config(Digits)
 
-# Small batches: at a ratio of 0.001 a tensor of 16,384 elements sends 16 a step, so that steps are
-# what it takes to reach every element.
+# Small batches give many steps: at a density of 0.001 a tensor of 16,384 elements sends 16 per
+# step.
 configs.train.num_epochs = 25
 configs.train.batch_size = 16
 configs.train.warmup_lr_epochs = 2

@@ -1,6 +1,6 @@
-"""gTop-k S-SGD at 0.1 %: sums of two cut to the largest, up a tree; residual memory.
+"""gTop-k S-SGD at 0.1 %: pairwise sums truncated to the top k, in a tree; residual memory.
 
-After files of configs/dgc/, whose warm-up and encodings stay.
+Use after files of configs/dgc/, whose warm-up and encodings are kept.
 """
 
 import torch

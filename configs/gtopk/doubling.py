@@ -1,4 +1,4 @@
-"""By recursive doubling: fewer rounds, in which every worker sends."""
+"""Recursive doubling: fewer rounds, in which every rank sends."""
 
 from dgc.exchanges import GTopKDoubling
 from utils.config import Config, configs

@@ -1,4 +1,4 @@
-"""Momentum correction, with factor masking, in place of the residual memory."""
+"""Momentum correction with factor masking, in place of the residual memory."""
 
 from dgc import DGCSGD
 from dgc.memory import MomentumCorrection

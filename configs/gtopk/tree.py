@@ -1,4 +1,4 @@
-"""Up a binomial tree and a broadcast: the default."""
+"""A binomial tree and a broadcast: the default."""
 
 from dgc.exchanges import GTopK
 from utils.config import Config, configs

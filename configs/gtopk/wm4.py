@@ -1,4 +1,4 @@
-"""The paper's warm-up: 0.25, 0.0725, 0.015, 0.004, then 0.001."""
+"""The paper's warm-up: density 0.25, 0.0725, 0.015, 0.004, then 0.001."""
 
 from utils.config import configs
 

@@ -1,6 +1,6 @@
-"""Deep Gradient Compression between machines, dense sums inside each.
+"""Deep Gradient Compression between machines, dense all-reduce inside each.
 
-After files of configs/dgc/, whose warm-up and encodings stay.
+Use after files of configs/dgc/, whose warm-up and encodings are kept.
 """
 
 from dgc import DGCSGD, deep_gradient_compression

@@ -1,4 +1,4 @@
-"""Machines gather each other's messages: the default."""
+"""Machines exchange messages by an all-gather: the default."""
 
 from dgc.exchanges import AllGather
 from utils.config import Config, configs

@@ -1,4 +1,4 @@
-"""Machines sum by gTop-k's tree."""
+"""Machines exchange messages by gTop-k's tree."""
 
 from dgc.exchanges import GTopK
 from utils.config import Config, configs

@@ -1,4 +1,4 @@
-"""Machines sum as SparDL does."""
+"""Machines exchange messages by SparDL."""
 
 from dgc.exchanges import SparDL
 from utils.config import Config, configs

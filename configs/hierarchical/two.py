@@ -1,4 +1,4 @@
-"""Two workers are a machine, whatever the launcher says: for the simulated engine."""
+"""Machines of two ranks, whatever the launcher says: for the simulated engine."""
 
 from utils.config import configs
 

@@ -1,4 +1,4 @@
-"""The learning rate falls along a cosine instead of in steps."""
+"""A cosine schedule of the learning rate instead of steps."""
 
 from torch.optim.lr_scheduler import CosineAnnealingLR
 

@@ -1,6 +1,6 @@
-"""LAGS-SGD: each layer by itself, as much of it as hides behind the next; at least 0.1 %.
+"""LAGS-SGD: layer by layer, as dense as computation hides; at least 0.1 %.
 
-After files of configs/dgc/, whose warm-up and encodings stay.
+Use after files of configs/dgc/, whose warm-up and encodings are kept.
 """
 
 import torch

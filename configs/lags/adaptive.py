@@ -1,1 +1,1 @@
-"""Up to 10 % of a layer. The default of LAGS: this file is there to name it."""
+"""A density of up to 10 % per layer: the default of LAGS, as a file to be named."""

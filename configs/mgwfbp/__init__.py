@@ -1,4 +1,4 @@
-"""MG-WFBP: everything is sent, in merged layers, by measured times."""
+"""MG-WFBP: dense all-reduce of merged layers, grouped by measured times."""
 
 from dgc import dense
 from dgc.planner import Merged

@@ -1,4 +1,4 @@
-"""The grouping of the published algorithm."""
+"""The greedy grouping of the published algorithm."""
 
 from dgc.planner import MergedGreedily
 from utils.config import Config, configs

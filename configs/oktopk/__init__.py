@@ -1,6 +1,6 @@
-"""Ok-Topk at 0.1 %: regions of equal load, thresholds that are exact every 32 steps.
+"""Ok-Topk at 0.1 %: balanced regions, exact thresholds every 32 steps.
 
-After files of configs/dgc/, whose warm-up and encodings stay.
+Use after files of configs/dgc/, whose warm-up and encodings are kept.
 """
 
 import torch

@@ -1,6 +1,6 @@
-"""OMGS-SGD: the largest 0.1 % of merged layers, by measured times; residual memory.
+"""OMGS-SGD: top 0.1 % of merged layers, grouped by measured times; residual memory.
 
-After files of configs/dgc/, whose warm-up and encodings stay.
+Use after files of configs/dgc/, whose warm-up and encodings are kept.
 """
 
 import torch

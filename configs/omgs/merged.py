@@ -1,1 +1,1 @@
-"""The best grouping that the costs allow. The default of OMGS: this file is there to name it."""
+"""The optimal grouping for the measured times: the default of OMGS, as a file to be named."""

@@ -1,1 +1,1 @@
-"""Which parameters travel together. Each file replaces the planner of the stack before it."""
+"""How parameters are grouped into buckets: each file replaces the planner of the stack so far."""

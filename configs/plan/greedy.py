@@ -1,4 +1,4 @@
-"""The same by the greedy rule of OMGS-SGD and MG-WFBP."""
+"""The greedy grouping of OMGS-SGD and MG-WFBP, by measured times."""
 
 from dgc.planner import MergedGreedily
 from utils.config import Config, configs

@@ -1,4 +1,4 @@
-"""Neighbouring layers travel together where that ends the step sooner, by measured times."""
+"""The grouping of neighbouring layers that ends the step soonest, by measured times."""
 
 from dgc.planner import Merged
 from utils.config import Config, configs

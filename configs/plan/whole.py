@@ -1,4 +1,4 @@
-"""All sparse parameters in one bucket, sent after the backward pass; so the dense ones."""
+"""One bucket of all sparse parameters and one of all dense ones, after the backward pass."""
 
 from dgc.planner import Whole
 from utils.config import Config, configs

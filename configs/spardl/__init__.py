@@ -1,6 +1,6 @@
 """SparDL at 0.1 %: one team, exact top-k of each block, global residual collection.
 
-After files of configs/dgc/, whose warm-up and encodings stay.
+Use after files of configs/dgc/, whose warm-up and encodings are kept.
 """
 
 import torch

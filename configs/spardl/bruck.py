@@ -1,4 +1,4 @@
-"""Teams are summed by Bruck's all-gather of an adaptive size, for any number of them."""
+"""Teams are summed by Bruck's all-gather of an adaptive size, for any number of teams."""
 
 from dgc.exchanges import Bruck
 from utils.config import Config, configs

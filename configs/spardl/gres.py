@@ -1,4 +1,4 @@
-"""Everything that is cut anywhere is kept, once: the default."""
+"""Global residuals: every truncation error is kept, once: the default."""
 
 from dgc.exchanges import GlobalResiduals
 from utils.config import Config, configs

@@ -1,4 +1,4 @@
-"""What is cut after a worker sent it is lost."""
+"""Local residuals: the error of truncations after a rank has sent is lost."""
 
 from dgc.exchanges import LocalResiduals
 from utils.config import Config, configs

@@ -1,4 +1,4 @@
-"""What is cut of an index that is in the result is lost."""
+"""Partial residuals: the truncation error at an index that is in the result is lost."""
 
 from dgc.exchanges import PartialResiduals
 from utils.config import Config, configs

@@ -1,49 +1,46 @@
 """Asynchronous training with a parameter server, sparsified in both directions (DGS).
 
-A server keeps the model. Workers push updates and pull what has changed, each at its own pace:
+A server holds the model. Workers push updates and pull what has changed, each at its own pace:
 
-    server.py       what is answered to whom; no socket, no clock
-    model.py        θ, and the records of the workers' parameters
-    service.py      its socket
-    worker.py       an optimizer whose step pushes and pulls
-    link.py         its connection, which outlives the server's
-    composition.py  the parts: memory, compressors up and down, codec, scaling
-    protocol.py     the messages; sections.py: what they carry
+    composition.py  the parts: memory, compressors up and down, codec, scaling of stale updates
+    worker.py       WorkerOptimizer, whose step pushes an update and pulls an answer
+    server.py       Server, the state machine that answers; without sockets and clocks
+    model.py        θ and the records θ_w, in flat tensors
+    protocol.py     the messages, byte by byte
+    settings.py     addresses, time-outs, key files
+    sockets.py      SocketLink and Service, the connections over ZeroMQ
 
-The library needs pyzmq. ``python -m dgc.parameter_server`` starts train.py's server by hand.
-See docs/parameter_server.md.
+Only sockets.py needs pyzmq, and only it is not imported here. See docs/parameter_server.md.
 """
 
-from dgc.parameter_server.composition import Asynchronous, Changed, dual_way
-from dgc.parameter_server.errors import ServerError
-from dgc.parameter_server.keys import Key, derive
-from dgc.parameter_server.link import Link, SocketLink
-from dgc.parameter_server.server import Course, Observer, Server, Update
-from dgc.parameter_server.service import Service
-from dgc.parameter_server.settings import ServerSettings
-from dgc.parameter_server.sockets import Address, parse_address
-from dgc.parameter_server.staleness import InverseStaleness, Scaling, Unscaled
-from dgc.parameter_server.worker import WorkerOptimizer
+from dgc.parameter_server.composition import (
+    Asynchronous,
+    Changed,
+    InverseStaleness,
+    Scaling,
+    Unscaled,
+    dual_way,
+)
+from dgc.parameter_server.protocol import Budget
+from dgc.parameter_server.server import Observer, Server, Update
+from dgc.parameter_server.settings import Address, ServerError, ServerSettings, parse_address
+from dgc.parameter_server.worker import Link, WorkerOptimizer
 
 __all__ = [
     'Address',
     'Asynchronous',
+    'Budget',
     'Changed',
-    'Course',
     'InverseStaleness',
-    'Key',
     'Link',
     'Observer',
     'Scaling',
     'Server',
     'ServerError',
     'ServerSettings',
-    'Service',
-    'SocketLink',
     'Unscaled',
     'Update',
     'WorkerOptimizer',
-    'derive',
     'dual_way',
     'parse_address',
 ]

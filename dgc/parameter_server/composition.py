@@ -1,7 +1,8 @@
-"""Asynchronous training as a composition: what goes up, what comes down, and what counts how."""
+"""The composition of asynchronous training: what workers send, what the server answers, scaling."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,38 +19,63 @@ from dgc.compressors import Compressor, Dense, SampledTopK, keep
 from dgc.memory import Memory, SAMomentum
 from dgc.optim import DGCSGD
 from dgc.optimizer import check_names, trained
-from dgc.parameter_server.sections import is_cheaper_dense
-from dgc.parameter_server.staleness import Scaling, Unscaled
+from dgc.parameter_server.protocol import is_cheaper_dense
 from dgc.planner import BySize, Planner
 from dgc.rules import LayerRules
 from dgc.schedule import RatioSchedule
 from dgc.sparse import Sparse, gather
 
-STATISTICS_PERIOD = 10  # of BatchNorm's momentum of 0.1: so many steps renew most of an average
+STATISTICS_PERIOD = 10  # steps, which renew most of a BatchNorm average with momentum 0.1
 
 
 class Changed(Compressor):
-    """Every element that is not zero: no secondary compression."""
+    """Selects every element that is not zero: no secondary compression."""
 
     def compress(self, corrected: Tensor, ratio: float) -> Sparse:
-        """However many there are."""
+        """All non-zero elements, whatever ``ratio`` is."""
         return gather(corrected, corrected.nonzero().squeeze(1))
+
+
+class Scaling(ABC):
+    """The factor by which the server multiplies an update."""
+
+    @abstractmethod
+    def factor(self, staleness: int) -> float:
+        """The factor for an update that was computed on a model ``staleness`` updates ago."""
+
+
+class Unscaled(Scaling):
+    """Applies every update as it is."""
+
+    def factor(self, staleness: int) -> float:
+        """1."""
+        return 1.0
+
+
+class InverseStaleness(Scaling):
+    """Divides an update by its staleness from 2 on (Zhang et al., IJCAI 2016, equation 6)."""
+
+    def factor(self, staleness: int) -> float:
+        """``1 / max(staleness, 1)``."""
+        return 1 / max(staleness, 1)
 
 
 @dataclass
 class Asynchronous:
     """The parts of asynchronous training with a parameter server.
 
-    memory: what a worker keeps back of its updates.
-    compressor: what it sends of them.
-    secondary: what the server answers of the difference between its model and the worker's.
-    codec: how either is written on the wire.
-    schedule: share of the elements that a worker sends, over time.
-    secondary_ratio: share of them that the server answers at most; None: the schedule's.
-    rules, planner: as in a synchronous Composition.
-    clipping: bounds on a worker's gradient; None for none.
-    scaling: how much a stale update counts.
-    statistics_period: steps after which a worker reports BatchNorm's statistics.
+    Attributes:
+        memory: Error feedback and momentum of a worker's updates.
+        compressor: Selects what a worker sends of its update.
+        secondary: Selects what the server answers of θ − θ_w.
+        codec: Encodes sparse messages in both directions.
+        schedule: Density of a worker's updates over time.
+        secondary_ratio: Density of the server's answers; None for that of ``schedule``.
+        rules: Which parameters stay dense, as in a synchronous Composition.
+        planner: How parameters are grouped into buckets, as in a synchronous Composition.
+        clipping: Bounds on a worker's gradient; None for none.
+        scaling: Weight of an update by its staleness.
+        statistics_period: Steps between two reports of a worker's BatchNorm statistics.
     """
 
     memory: Memory = field(default_factory=SAMomentum)
@@ -73,9 +99,15 @@ class Asynchronous:
     def plan(
         self, settings: Optimizer, named: list[tuple[str, Parameter]], buffers: Sequence[str]
     ) -> list[Bucket]:
-        """The buckets of what ``settings`` trains, alike on the server and on the workers.
+        """Group what ``settings`` trains into buckets, alike on the server and on its workers.
 
-        Raises ValueError for settings that asynchronous training cannot honour.
+        Args:
+            settings: The SGD whose groups hold the hyperparameters.
+            named: All parameters of the model.
+            buffers: Names of the memory's buffers; empty on the server, which has no memory.
+
+        Raises:
+            ValueError: For settings with which asynchronous training is impossible.
         """
         check_names(settings, named)
         check_settings(settings, self.memory)
@@ -83,32 +115,33 @@ class Asynchronous:
         others = [name for name, p, _ in parameters if p.dtype != torch.float32]
         if others:
             raise ValueError(
-                f'{", ".join(others)}: a parameter server keeps float32 parameters; '
+                f'{", ".join(others)}: a parameter server holds float32 parameters; '
                 'train the model in float32'
             )
         if not parameters:
             raise ValueError('no parameter needs a gradient: there is nothing to train')
         return self.planner.plan(parameters, self.rules, self.schedule, buffers)
 
-    def up(self, bucket: Bucket, step: int, steps_per_epoch: int) -> Compressor:
-        """What chooses from a worker's update at ``step``; sets the bucket's ratio."""
-        bucket.ratio = self._ratio(bucket, step, steps_per_epoch)
-        return self._or_dense(self.compressor, bucket)
+    def upload_compressor(self, bucket: Bucket, step: int, steps_per_epoch: int) -> Compressor:
+        """Set ``bucket.ratio`` to a worker's density at ``step``; returns what selects with it."""
+        bucket.ratio = self._density(bucket, step, steps_per_epoch)
+        return self.compressor if self._is_sparse(bucket) else Dense()
 
-    def down(self, bucket: Bucket, step: int, steps_per_epoch: int) -> Compressor:
-        """What chooses from the difference of models at ``step``; sets the bucket's ratio."""
-        bucket.ratio = self._ratio(bucket, step, steps_per_epoch)
+    def download_compressor(self, bucket: Bucket, step: int, steps_per_epoch: int) -> Compressor:
+        """Set ``bucket.ratio`` to the server's density at ``step``; returns what selects with
+        it."""
+        bucket.ratio = self._density(bucket, step, steps_per_epoch)
         if self.secondary_ratio is not None and bucket.schedule is not None:
             bucket.ratio = self.secondary_ratio
-        return self._or_dense(self.secondary, bucket)
+        return self.secondary if self._is_sparse(bucket) else Dense()
 
-    def _ratio(self, bucket: Bucket, step: int, steps_per_epoch: int) -> float:
+    def _density(self, bucket: Bucket, step: int, steps_per_epoch: int) -> float:
         return 1.0 if bucket.schedule is None else bucket.schedule.at(step, steps_per_epoch)
 
-    def _or_dense(self, compressor: Compressor, bucket: Bucket) -> Compressor:
+    def _is_sparse(self, bucket: Bucket) -> bool:
+        """Whether the bucket's messages are sparse at its density: only where that saves bytes."""
         k = keep(bucket.numel, bucket.ratio)
-        dense = bucket.ratio >= 1 or is_cheaper_dense(bucket.numel, k, self.codec)
-        return Dense() if dense else compressor
+        return bucket.ratio < 1 and not is_cheaper_dense(bucket.numel, k, self.codec)
 
 
 def dual_way(
@@ -131,13 +164,27 @@ def dual_way(
     scaling: Scaling | None = None,
     statistics_period: int = STATISTICS_PERIOD,
 ) -> Asynchronous:
-    """Dual-way gradient sparsification (Yan, arXiv 1910.10929), by the names of its relatives.
+    """Dual-way gradient sparsification, DGS (Yan, arXiv 1910.10929).
 
-    compress_ratio: share of the elements sent; above 1 it is the inverse, 100 for 1 %.
-    secondary_ratio: the same for the server's answers; None: as the workers.
-    warmup_epochs, warmup_coeff, warmup_stage_steps: see RatioSchedule.
-    values, indices, fp16_values, int32_indices: codings on the wire, as for DGC.
-    The other parts replace those of the paper one by one; see Asynchronous.
+    Args:
+        compress_ratio: Density of a worker's updates; above 1 its inverse, 100 for 1 %.
+        secondary_ratio: Density of the server's answers, likewise; None for ``compress_ratio``.
+        warmup_epochs: Epochs in which the density falls to ``compress_ratio``; see RatioSchedule.
+        warmup_coeff: Density of each warm-up epoch, or the factor between two; see RatioSchedule.
+        warmup_stage_steps: Steps per stage of the warm-up in place of an epoch's.
+        fp16_values: Send values in half precision.
+        int32_indices: Send indices in 32 bits.
+        values: Coding of the values by name, in place of ``fp16_values``.
+        indices: Coding of the indices by name, in place of ``int32_indices``.
+        memory: Error feedback of a worker; SAMomentum by default, as in the paper.
+        compressor: Selects what a worker sends.
+        secondary: Selects what the server answers.
+        codec: Encodes sparse messages, in place of the four settings of codings.
+        rules: Which parameters stay dense.
+        planner: How parameters are grouped into buckets.
+        gradient_clipping: Bounds on a worker's gradient; None for none.
+        scaling: Weight of an update by its staleness; None applies every update as it is.
+        statistics_period: Steps between two reports of a worker's BatchNorm statistics.
     """
     return Asynchronous(
         memory=memory or SAMomentum(),
@@ -157,7 +204,7 @@ def dual_way(
 
 
 def check_settings(settings: Optimizer, memory: Memory) -> None:
-    """Raise ValueError where an optimizer's settings mean nothing to a parameter server."""
+    """Raise ValueError for an optimizer whose settings asynchronous training cannot apply."""
     if not isinstance(settings, torch.optim.SGD | DGCSGD):
         raise ValueError(
             f'{type(settings).__name__} cannot train asynchronously: the update is that of SGD, '
@@ -169,7 +216,7 @@ def check_settings(settings: Optimizer, memory: Memory) -> None:
         momentum = group.get('momentum', 0.0)
         if momentum and not memory.holds_momentum:
             raise ValueError(
-                f'{type(memory).__name__} holds no momentum, and nobody else would apply the '
-                "optimizer's: set its momentum to 0, or use SAMomentum"
+                f'{type(memory).__name__} holds no momentum, and the server applies none: '
+                "set the optimizer's momentum to 0, or use SAMomentum"
             )
         memory.check(momentum, group.get('nesterov', False))

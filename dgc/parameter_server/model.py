@@ -1,61 +1,158 @@
-"""The server's model, and its record of what each worker has of it."""
+"""A model in flat tensors, as server and workers hold it, and the server's records of workers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-from dgc.compressors.base import Compressor
+from dgc.buckets import Bucket, part_of
 from dgc.corrected import Corrected
-from dgc.parameter_server import flat, sections
+from dgc.handshake import describe
+from dgc.parameter_server import protocol
 from dgc.parameter_server.composition import Asynchronous
 from dgc.sparse import Sparse
 
+ASPECTS = ('parameter names', 'parameter shapes', 'parameter types', 'the codec version')
+
+
+@torch.no_grad()
+def flatten(buckets: Sequence[Bucket]) -> list[Tensor]:
+    """Copy the parameters of each bucket into one float32 ``[n]``, of which they become views.
+
+    An answer is then added in one call per bucket, by the same arithmetic on server and worker.
+    """
+    flats = []
+    for bucket in buckets:
+        flat = torch.cat([member.parameter.reshape(-1) for member in bucket.members])
+        for member in bucket.members:
+            member.parameter.data = part_of(flat, member.offset, member.parameter)
+        flats.append(flat)
+    return flats
+
+
+def apply_answer(values: Tensor, answer: Sparse) -> None:
+    """Add a sparse answer to ``values[n]``, or replace them by a dense one, in place.
+
+    The server's record and the worker's parameters go through the same two calls, so that they stay
+    equal bit for bit, on any device.
+    """
+    there = answer.values.to(values.device)
+    if answer.indices is None:
+        values.copy_(there)
+    else:
+        answer._replace(values=there, indices=answer.indices.to(values.device)).add_to(values)
+
 
 class Model:
-    """θ, and for each place θ_w: float32 ``[n]`` a bucket, on the CPU.
+    """θ, and for each worker slot w the record θ_w: float32 ``[n]`` per bucket, on the CPU.
 
-    On an update: θ ← θ − update; then the answer is the top part of θ − θ_w, as its codec delivers
-    it, and θ_w ← θ_w + answer. The worker adds the same bytes to its parameters, which so equal
-    θ_w bit for bit. What the answer left out is still in θ − θ_w the next time. Where the answer
-    would be dense, it is θ itself, and θ_w ← θ.
+    On an update, θ ← θ − update. The answer is the top part of θ − θ_w as its codec delivers it,
+    and θ_w ← θ_w + answer. The worker adds the same bytes to its parameters, which therefore equal
+    θ_w bit for bit. The unsent rest stays in θ − θ_w. Where the answer would be dense, it is θ
+    itself, and θ_w ← θ.
+
+    Attributes:
+        flats: θ, by bucket.
+        records: θ_w, by worker slot and bucket.
     """
 
-    def __init__(self, flats: list[Tensor], composition: Asynchronous) -> None:
-        self.flats = flats
+    def __init__(self, buckets: Sequence[Bucket], composition: Asynchronous) -> None:
+        self.flats = flatten(buckets)
         self.records: dict[int, list[Tensor]] = {}
-        self._codec = composition.codec
-        self._scratch = [torch.empty_like(values) for values in flats]
+        self._buckets = buckets
+        self._composition = composition
+        self._scratch = [torch.empty_like(values) for values in self.flats]
 
-    def hand_over(self, place: int) -> list[Sparse]:
-        """All of θ, for a worker that begins: θ_w ← θ."""
-        self.records[place] = [values.clone() for values in self.flats]
-        return [Sparse(values, None, len(values)) for values in self.records[place]]
+    @property
+    def numels(self) -> list[int]:
+        """Elements of each bucket."""
+        return [len(values) for values in self.flats]
 
-    def take_in(self, parts: Sequence[Sparse], factor: float) -> None:
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Names of the parameters, and views of θ in their shapes."""
+        for bucket, values in zip(self._buckets, self.flats, strict=True):
+            yield from bucket.views(values)
+
+    def start_record(self, slot: int) -> bytes:
+        """Set θ_w ← θ for a worker that joins; returns θ as dense sections."""
+        self.records[slot] = [values.clone() for values in self.flats]
+        parts = (Sparse(values, None, len(values)) for values in self.records[slot])
+        return b''.join(protocol.encode_section(part, self._composition.codec) for part in parts)
+
+    def apply_update(self, update: Sequence[Sparse], factor: float) -> None:
         """``θ ← θ − factor · update``."""
-        flat.subtract(self.flats, parts, factor)
+        for values, part in zip(self.flats, update, strict=True):
+            part.add_to(values, alpha=-factor)
 
-    def answer(
-        self, place: int, choices: Sequence[tuple[str, Compressor, float]]
-    ) -> tuple[bytes, int]:
-        """The body of an answer, and the number of its elements; ``θ_w ← θ_w + answer``.
+    def answer(self, slot: int, step: int, steps_per_epoch: int) -> tuple[bytes, int]:
+        """Select the answer for one worker and add it to its record.
 
-        choices: for each bucket its name, what chooses of the difference, and at which ratio.
+        Args:
+            slot: The worker's slot.
+            step: Steps of one worker, which the schedule of the density follows.
+            steps_per_epoch: Steps of one worker in an epoch.
+
+        Returns:
+            The body of the ANSWER, and the number of elements in it.
         """
-        body, elements = [], 0
-        buckets = zip(self.flats, self.records[place], self._scratch, choices, strict=True)
-        for values, record, scratch, (name, compressor, ratio) in buckets:
-            difference = torch.sub(values, record, out=scratch)
-            part = compressor.select(Corrected(difference, name=f'{place}/{name}'), ratio)
-            sent = len(part.values)
-            if part.is_dense or sections.is_cheaper_dense(part.numel, sent, self._codec):
+        codec, body, elements = self._composition.codec, [], 0
+        buckets = zip(self._buckets, self.flats, self.records[slot], self._scratch, strict=True)
+        for bucket, values, record, scratch in buckets:
+            compressor = self._composition.download_compressor(bucket, step, steps_per_epoch)
+            difference = torch.sub(values, record, out=scratch)  # θ − θ_w
+            corrected = Corrected(difference, name=f'{slot}/{bucket.name}')
+            part = compressor.select(corrected, bucket.ratio)
+            if part.is_dense or protocol.is_cheaper_dense(part.numel, len(part.values), codec):
                 part = Sparse(values, None, part.numel)
-            section = sections.write(part, self._codec)
-            (delivered,) = sections.read(section, [part.numel], self._codec)
-            flat.follow(record, delivered)
+            section = protocol.encode_section(part, codec)
+            # Decoded again, because the worker receives the values as the codec rounds them.
+            (delivered,) = protocol.decode_sections(section, [part.numel], codec)
+            apply_answer(record, delivered)  # θ_w ← θ_w + answer
             body.append(section)
             elements += len(part.values)
         return b''.join(body), elements
+
+
+class FloatBuffers:
+    """A model's floating-point buffers, such as BatchNorm's running statistics, as one vector."""
+
+    def __init__(self, buffers: Iterable[Tensor]) -> None:
+        self._tensors = [tensor for tensor in buffers if tensor.is_floating_point()]
+        self.numel = sum(tensor.numel() for tensor in self._tensors)
+
+    def read(self) -> Tensor:
+        """A copy, float32 ``[numel]`` on the CPU."""
+        parts = [tensor.detach().float().cpu().reshape(-1) for tensor in self._tensors]
+        return torch.cat(parts) if parts else torch.empty(0)
+
+    @torch.no_grad()
+    def write(self, values: Tensor) -> None:
+        """Overwrite the buffers with ``values[numel]``."""
+        parts = values.split([tensor.numel() for tensor in self._tensors])
+        for tensor, part in zip(self._tensors, parts, strict=True):
+            tensor.copy_(part.view(tensor.shape))
+
+
+def agreement_digests(
+    named: list[tuple[str, Parameter]], buffers: int, configuration: str
+) -> dict[str, bytes]:
+    """A SHA-256 digest of each aspect in which a worker must agree with its server.
+
+    Args:
+        named: All parameters of the model. The values of frozen ones are an aspect, since frozen
+            parameters are never sent.
+        buffers: Elements of the model's floating-point buffers.
+        configuration: Any text.
+    """
+    frozen = [protocol.tensor_to_bytes(p.reshape(-1)) for _, p in named if not p.requires_grad]
+    described = describe(named)
+    texts = {aspect: described[aspect].encode() for aspect in ASPECTS} | {
+        'the number of buffers': str(buffers).encode(),
+        'the frozen parameters': b''.join(frozen),
+        'the configuration': configuration.encode(),
+    }
+    return {aspect: hashlib.sha256(text).digest() for aspect, text in texts.items()}

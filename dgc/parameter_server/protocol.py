@@ -1,64 +1,85 @@
-"""Messages between a server and its workers. All of it is little-endian, and none of it pickled.
+"""Messages between a server and its workers. All integers are little-endian; nothing is pickled.
 
     offset  bytes  field
          0      4  magic, b'DGS' and the version of this format
          4      2  kind
-         6      2  place: the number of a worker among those that may train at once
+         6      2  slot: the index of a worker among those that may train at the same time
          8      8  session: drawn by each worker process when it starts
-        16      8  sequence: of a worker's requests, from 1; a reply has that of its request
-        24      8  ticket: drawn by the server whenever it hands a worker the model; 0 before that
-        32      8  version: from a server, updates that the model has taken in
-        40      8  update: which of its session's updates a PUSH is, from 1; else 0
+        16      8  sequence: number of a worker's request, from 1; a reply repeats it
+        24      8  ticket: drawn by the server each time it sends a worker the model; 0 before that
+        32      8  version: from a server, updates that its model includes
+        40      8  update: number of a PUSH among the updates of its session, from 1; else 0
         48      8  length: bytes of the body
         56      …  body
 
     from a worker   body                                      reply
-    JOIN            a digest of 32 bytes for each aspect      WELCOME, FULL, FINISHED, REFUSED
-    PUSH            a section for each bucket (sections.py)   ANSWER, FINISHED, REJOIN, REFUSED
-    LEAVE           nothing                                   GOODBYE
+    JOIN            a digest of 32 bytes per aspect           WELCOME, FULL, FINISHED, REFUSED
+    PUSH            a section per bucket                      ANSWER, FINISHED, REJOIN, REFUSED
+    LEAVE           empty                                     LEFT
     LOSSES          float64 training losses of the last steps none
     STATISTICS      float32 buffers of the model, in order    none
-    HEARTBEAT       nothing                                   none
+    HEARTBEAT       empty                                     none
 
     from a server   body
-    WELCOME         places, updates in all, steps an epoch (u64 each); a dense section for each
+    WELCOME         worker slots, updates in all, steps per epoch (u64 each); a dense section per
                     bucket; float32 buffers of the model
-    ANSWER          a section for each bucket: to be added where sparse, θ itself where dense
-    FINISHED        nothing: all updates have been made
-    REJOIN          nothing: the session is not known (any more)
-    FULL            nothing: every place is taken
-    GOODBYE         nothing
-    REFUSED         UTF-8 text: why
+    ANSWER          a section per bucket: to be added where sparse, θ itself where dense
+    FINISHED        empty: all updates have been made
+    REJOIN          empty: the session is unknown, or its ticket is out of date
+    FULL            empty: every worker slot is taken
+    LEFT            empty
+    REFUSED         UTF-8 text: the reason
 
-A request is sent again when a connection had to be made anew, so it may come twice. It counts once:
-a server knows the last sequence of each session, and gives the same reply to the same sequence; it
-knows the last update of each session, also when it has been started anew, and takes in none twice;
-and who pushes with another ticket than the last has to join again, since the record is not its own.
+A section holds one bucket of an update or answer, in the order of the buckets:
 
-A receiver trusts nothing: what does not fit is refused with a ProtocolError. Sockets drop who sends
-more than ``most_bytes``, before it is allocated.
+    offset  bytes  field
+         0      4  form: 0 dense, 1 sparse
+         4      4  zero
+         8      8  length: bytes of the section's data
+        16      …  dense: all n elements as float32; sparse: a message of the codec
+         …    0-7  zeros, up to a multiple of 8
+
+A request is sent again after a reconnection, so it may arrive twice, and counts once: the server
+stores the last sequence of each session and repeats the same reply for the same sequence. It also
+stores the last update number of each session, across restarts, and applies no update twice. A PUSH
+with an outdated ticket is answered with REJOIN, because the record of that worker may differ.
+
+Every length and field is checked before it is used, and a mismatch raises ProtocolError. Sockets
+disconnect a sender of more than ``max_message_bytes`` before the message is allocated.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dgc.codec import Codec
+from dgc.sparse import Sparse
 
 VERSION = 1
 MAGIC = b'DGS' + bytes([VERSION])
 HEADER = struct.Struct('<4sHHQQQQQQ')
-MOST_PLACES = 2**16 - 1
-MOST_TEXT = 1024  # bytes of a refusal
-WELCOME_NUMBERS = struct.Struct('<QQQ')
+SECTION_HEADER = struct.Struct('<I4xQ')
+BUDGET = struct.Struct('<QQQ')
+SECTION_ALIGNMENT = 8
+DENSE, SPARSE = 0, 1
+FLOAT32 = 4  # bytes
+DIGEST = 32  # bytes
+MAX_WORKER_SLOTS = 2**16 - 1
+MAX_TEXT = 1024  # bytes of a refusal
 
 
 class ProtocolError(ValueError):
-    """A message that nobody who speaks this protocol has sent."""
+    """Bytes that are not a valid message of this protocol."""
 
 
 class Kind(IntEnum):
-    """What a message is; see the module."""
+    """The kinds of messages; see the module."""
 
     JOIN = 1
     PUSH = 2
@@ -71,64 +92,173 @@ class Kind(IntEnum):
     FINISHED = 18
     REJOIN = 19
     FULL = 20
-    GOODBYE = 21
+    LEFT = 21
     REFUSED = 22
 
 
 FROM_WORKER = frozenset(kind for kind in Kind if kind < Kind.WELCOME)
 FROM_SERVER = frozenset(Kind) - FROM_WORKER
-TOLD = frozenset({Kind.LOSSES, Kind.STATISTICS, Kind.HEARTBEAT})  # nobody waits for a reply
+WITHOUT_REPLY = frozenset({Kind.LOSSES, Kind.STATISTICS, Kind.HEARTBEAT})
 
 
 class Message(NamedTuple):
-    """See the module. body: shares the storage of what it was read from."""
+    """One message; see the module. ``body`` shares the storage that it was decoded from."""
 
     kind: Kind
     session: int
     sequence: int
-    place: int = 0
+    slot: int = 0
     ticket: int = 0
     version: int = 0
     update: int = 0
     body: bytes | memoryview = b''
 
-    def write(self) -> bytes:
-        """As one frame."""
-        who = (self.kind, self.place, self.session, self.sequence, self.ticket)
-        return HEADER.pack(MAGIC, *who, self.version, self.update, len(self.body)) + self.body
+    def encode(self) -> bytes:
+        """The message as one frame."""
+        fields = (self.kind, self.slot, self.session, self.sequence, self.ticket)
+        return HEADER.pack(MAGIC, *fields, self.version, self.update, len(self.body)) + self.body
 
     def reply(self, kind: Kind, **fields: Any) -> Message:
-        """The reply to this request."""
+        """A reply to this request."""
         return Message(kind, self.session, self.sequence, **fields)
 
     @property
     def text(self) -> str:
-        """The body of a refusal, fit to be printed in one line."""
-        raw = bytes(self.body[:MOST_TEXT]).decode(errors='replace')
+        """The reason in the body of a REFUSED, as one printable line."""
+        raw = bytes(self.body[:MAX_TEXT]).decode(errors='replace')
         return ' '.join(''.join(c if c.isprintable() else ' ' for c in raw).split())
 
 
-def read(frame: bytes | memoryview, expected: frozenset[Kind]) -> Message:
-    """The message in ``frame``, of an expected kind. Raises ProtocolError."""
+def decode(frame: bytes | memoryview, expected: frozenset[Kind]) -> Message:
+    """The message in ``frame``. Raises ProtocolError unless it is valid and of an expected kind."""
     if len(frame) < HEADER.size:
         raise ProtocolError(f'{len(frame)} bytes are no message: a header has {HEADER.size}')
     magic, kind, *numbers, length = HEADER.unpack_from(frame)
     if magic != MAGIC:
         raise ProtocolError(f'a message begins with {bytes(magic)!r}, not {MAGIC!r}')
     if kind not in expected:
-        raise ProtocolError(f'a message of kind {kind} was not to come from there')
+        raise ProtocolError(f'a message of kind {kind} is not valid in this direction')
     if length != len(frame) - HEADER.size:
         raise ProtocolError(
-            f'a body of {length} bytes was announced, {len(frame) - HEADER.size} came'
+            f'a body of {length} bytes was announced, {len(frame) - HEADER.size} arrived'
         )
     body = memoryview(frame)[HEADER.size :]
-    place, session, sequence, ticket, version, update = numbers
-    return Message(Kind(kind), session, sequence, place, ticket, version, update, body)
+    slot, session, sequence, ticket, version, update = numbers
+    return Message(Kind(kind), session, sequence, slot, ticket, version, update, body)
 
 
 def refusal(request: Message | None, reason: str) -> Message:
-    """The reply that says why; to whatever it was, where that could not be read."""
-    body = reason.encode()[:MOST_TEXT]
+    """The reply that refuses ``request`` with a reason; None where it could not be decoded."""
+    body = reason.encode()[:MAX_TEXT]
     if request is None:
         return Message(Kind.REFUSED, 0, 0, body=body)
     return request.reply(Kind.REFUSED, body=body)
+
+
+class Budget(NamedTuple):
+    """How much is trained, by how many workers.
+
+    Attributes:
+        worker_slots: Number of workers that may train at the same time.
+        steps_per_epoch: Steps of one worker in an epoch.
+        updates: Updates of all workers together after which training ends.
+    """
+
+    worker_slots: int
+    steps_per_epoch: int
+    updates: int
+
+    def check(self) -> None:
+        """Raise ValueError for numbers with which training is impossible."""
+        if not 1 <= self.worker_slots <= MAX_WORKER_SLOTS:
+            raise ValueError(
+                f'a server has 1 to {MAX_WORKER_SLOTS} workers, got {self.worker_slots}: '
+                'set configs.server.workers'
+            )
+        if self.updates < 1 or self.steps_per_epoch < 1:
+            raise ValueError(f'there is nothing to train: {self}')
+
+    def encode(self) -> bytes:
+        """The first bytes of a WELCOME."""
+        return BUDGET.pack(self.worker_slots, self.updates, self.steps_per_epoch)
+
+    @classmethod
+    def decode(cls, body: bytes | memoryview) -> Budget:
+        """The budget at the beginning of a WELCOME's body, which has at least ``BUDGET.size``
+        bytes. Divisors are at least 1."""
+        worker_slots, updates, steps_per_epoch = BUDGET.unpack_from(body)
+        return cls(max(worker_slots, 1), max(steps_per_epoch, 1), updates)
+
+
+def is_cheaper_dense(numel: int, k: int, codec: Codec) -> bool:
+    """Whether a message of ``k`` of ``numel`` elements is at least as long as all in float32."""
+    return codec.capacity(numel, k) >= FLOAT32 * numel
+
+
+def encode_section(part: Sparse, codec: Codec) -> bytes:
+    """One bucket's section."""
+    form, data = DENSE, part.values
+    if part.indices is not None:
+        form, data = SPARSE, codec.encode(part)
+    raw = tensor_to_bytes(data)
+    return SECTION_HEADER.pack(form, len(raw)) + raw + bytes(-len(raw) % SECTION_ALIGNMENT)
+
+
+def decode_sections(body: bytes | memoryview, numels: Sequence[int], codec: Codec) -> list[Sparse]:
+    """The buckets' elements in a body of sections.
+
+    Args:
+        body: One section per bucket, and nothing else.
+        numels: Elements of each bucket.
+        codec: Any codec: a message states its own codings.
+
+    Raises:
+        ProtocolError: If the sections do not fit the buckets.
+        CodecError: If a sparse section is damaged.
+    """
+    parts, offset, body = [], 0, memoryview(body)
+    for numel in numels:
+        if offset + SECTION_HEADER.size > len(body):
+            raise ProtocolError(f'an update of {len(body)} bytes has too few sections')
+        form, length = SECTION_HEADER.unpack_from(body, offset)
+        offset += SECTION_HEADER.size
+        if length > len(body) - offset:
+            raise ProtocolError(f'a section of {length} bytes is longer than its message')
+        data = body[offset : offset + length]
+        if form == SPARSE:
+            part = codec.decode(tensor_from_bytes(data, torch.uint8))
+        elif form == DENSE and length % FLOAT32 == 0:
+            part = Sparse(tensor_from_bytes(data, torch.float32), None, length // FLOAT32)
+        else:
+            raise ProtocolError(f'a section of form {form} and {length} bytes')
+        if part.numel != numel:
+            raise ProtocolError(f'a section for {part.numel} elements, where {numel} are trained')
+        parts.append(part)
+        offset += length + -length % SECTION_ALIGNMENT
+    if offset != len(body):
+        raise ProtocolError(f'an update of {len(body)} bytes goes on after its last section')
+    return parts
+
+
+def tensor_to_bytes(tensor: Tensor) -> bytes:
+    """The elements of a flat tensor, copied to the CPU."""
+    return tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def tensor_from_bytes(data: bytes | memoryview, dtype: torch.dtype) -> Tensor:
+    """A flat tensor in storage of its own. Raises ProtocolError for a fraction of an element."""
+    if len(data) % dtype.itemsize:
+        raise ProtocolError(f'{len(data)} bytes are no whole number of {dtype}')
+    return torch.frombuffer(bytearray(data), dtype=dtype) if len(data) else torch.empty(0).to(dtype)
+
+
+def max_message_bytes(numels: Sequence[int], buffers: int, aspects: int) -> int:
+    """An upper bound of the length of every message about one model.
+
+    Args:
+        numels: Elements of each bucket.
+        buffers: Elements of the model's buffers.
+        aspects: Number of digests in a JOIN.
+    """
+    sections = sum(SECTION_HEADER.size + FLOAT32 * numel + SECTION_ALIGNMENT for numel in numels)
+    return HEADER.size + sections + BUDGET.size + FLOAT32 * buffers + DIGEST * aspects + MAX_TEXT

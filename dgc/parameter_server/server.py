@@ -1,14 +1,15 @@
-"""The server's side of DGS: the model, a record of every worker's parameters, and its answers.
+"""The server's state machine: a message and a time in, a reply out.
 
-No socket and no clock is known here: messages and times are handed in, so that every interleaving
-can be tried in one process (service.py has the sockets).
+It has no socket and no clock, so that tests run any interleaving in one process (sockets.py
+connects it to the network).
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -17,38 +18,28 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from dgc.codec import CodecError
-from dgc.parameter_server import flat, protocol, sections
+from dgc.parameter_server import protocol
 from dgc.parameter_server.composition import Asynchronous
-from dgc.parameter_server.membership import Member, Membership
-from dgc.parameter_server.model import Model
-from dgc.parameter_server.protocol import Kind, Message, ProtocolError
+from dgc.parameter_server.model import FloatBuffers, Model, agreement_digests
+from dgc.parameter_server.protocol import DIGEST, Budget, Kind, Message, ProtocolError
 
 log = logging.getLogger(__name__)
-DIGEST = 32  # bytes
-
-
-class Course(NamedTuple):
-    """How much is trained, by how many.
-
-    places: workers that may train at once. steps_per_epoch: of one of them.
-    updates: that workers make in all, until training is over.
-    """
-
-    places: int
-    steps_per_epoch: int
-    updates: int
 
 
 class Update(NamedTuple):
-    """What one update came to.
+    """What is recorded about one applied update.
 
-    version: of the model with it. place: of its worker. staleness: updates of others since the
-    model that it was computed on. received, sent: bytes of the update and of its answer.
-    elements: sent up and down, in all.
+    Attributes:
+        version: Updates that the model includes, with this one.
+        slot: The worker's slot.
+        staleness: Updates of other workers since the model that this one was computed on.
+        received: Bytes of the update.
+        sent: Bytes of its answer.
+        elements: Elements in both.
     """
 
     version: int
-    place: int
+    slot: int
     staleness: int
     received: int
     sent: int
@@ -56,22 +47,90 @@ class Update(NamedTuple):
 
 
 class Observer:
-    """Is told what happens, in the order in which it does. Does nothing by itself."""
+    """Callbacks of the server, called in the order of the events. The base class ignores them."""
 
     def updated(self, update: Update) -> None:
-        """An update was taken in."""
+        """An update was applied."""
 
-    def losses(self, place: int, values: list[float]) -> None:
-        """A worker has reported the training losses of its last steps."""
+    def losses(self, slot: int, values: list[float]) -> None:
+        """A worker reported the training losses of its last steps."""
+
+
+@dataclass
+class ConnectedWorker:
+    """What the server stores about a worker that holds a slot.
+
+    Attributes:
+        session: The worker process.
+        slot: Its index among the workers that train at the same time.
+        last_seen: Seconds of the server's clock when its last message arrived.
+        sequence: Number of its last request.
+        reply: The reply to that request, to be sent again if the request is repeated.
+        base: Version of the model in that reply, which the worker's next update is computed on.
+        ticket: Drawn when its record was last set to the model.
+    """
+
+    session: int
+    slot: int
+    last_seen: float
+    sequence: int = 0
+    reply: bytes = b''
+    base: int = 0
+    ticket: int = 0
+
+
+class WorkerSlots:
+    """A fixed number of slots, each held by at most one live worker."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._workers: dict[int, ConnectedWorker] = {}  # by session
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def __iter__(self) -> Iterator[ConnectedWorker]:
+        return iter(tuple(self._workers.values()))
+
+    def get(self, session: int) -> ConnectedWorker | None:
+        """The worker with this session, if it holds a slot."""
+        return self._workers.get(session)
+
+    def assign(self, session: int, now: float) -> ConnectedWorker | None:
+        """Give ``session`` the slot that it holds already or the lowest free one; None if full."""
+        if session not in self._workers:
+            taken = {worker.slot for worker in self}
+            free = next((slot for slot in range(self.count) if slot not in taken), None)
+            if free is None:
+                return None
+            self._workers[session] = ConnectedWorker(session, free, now)
+        return self._workers[session]
+
+    def release(self, session: int) -> None:
+        """Free the slot of ``session``."""
+        del self._workers[session]
 
 
 class Server:
-    """Answers messages.
+    """The parameter server of asynchronous training, as a state machine over messages.
 
-    settings: an SGD over the model's parameters, as the workers have it; never stepped.
-    named_parameters, buffers: of the whole model, which the server trains from now on.
-    configuration: any text that workers must have alike.
-    timeout: seconds without a sign of life after which a worker's place is free.
+    Args:
+        settings: An SGD over the model's parameters with the workers' settings; never stepped.
+        named_parameters: Of the whole model, which the server updates from now on.
+        buffers: Of the whole model.
+        composition: The parts of asynchronous training.
+        budget: Number of workers and updates.
+        configuration: Any text that the workers must have alike.
+        observer: Callbacks.
+        timeout: Seconds without a message or heartbeat after which a worker's slot is freed.
+
+    Attributes:
+        model: θ and the records θ_w.
+        version: Updates that θ includes.
+        workers: The workers that hold a slot.
+
+    Raises:
+        ValueError: For a budget or settings with which asynchronous training is impossible.
     """
 
     def __init__(
@@ -80,113 +139,113 @@ class Server:
         named_parameters: Iterable[tuple[str, Parameter]],
         buffers: Iterable[Tensor],
         composition: Asynchronous,
-        course: Course,
+        budget: Budget,
         configuration: str = '',
         observer: Observer | None = None,
         timeout: float = 20.0,
     ) -> None:
-        check(course)
+        budget.check()
         named = list(named_parameters)
         self.composition = composition
-        self.course = course
+        self.budget = budget
         self.observer = observer or Observer()
         self.timeout = timeout
         self.version = 0
-        self.membership = Membership(course.places)
-        self._buckets = composition.plan(settings, named, ())
-        self.model = Model(flat.flatten(self._buckets), composition)
-        self.statistics = flat.Statistics(buffers)
-        self._aspects = flat.aspects(named, self.statistics.numel, configuration)
-        self._reported: dict[int, Tensor] = {}  # by place
-        self._applied: dict[int, int] = {}  # session → number of its last update
-        self._answers = {
-            Kind.JOIN: self._join,
-            Kind.PUSH: self._push,
-            Kind.LEAVE: self._leave,
-            Kind.LOSSES: self._losses,
-            Kind.STATISTICS: self._statistics,
-            Kind.HEARTBEAT: self._heartbeat,
-        }
+        self.workers = WorkerSlots(budget.worker_slots)
+        self.model = Model(composition.plan(settings, named, ()), composition)
+        self.statistics = FloatBuffers(buffers)
+        self._digests = agreement_digests(named, self.statistics.numel, configuration)
+        self._reported: dict[int, Tensor] = {}  # slot → its worker's last statistics
+        self._applied: dict[int, int] = {}  # session → number of its last applied update
 
     @property
-    def numels(self) -> list[int]:
-        """Elements of each bucket."""
-        return [bucket.numel for bucket in self._buckets]
-
-    @property
-    def most_bytes(self) -> int:
-        """What no message from a worker, and none to it, is longer than."""
-        return sections.most_bytes(self.numels, self.statistics.numel, len(self._aspects))
-
-    @property
-    def step(self) -> int:
-        """Steps of a worker that the progress amounts to."""
-        return self.version // self.course.places
+    def max_message_bytes(self) -> int:
+        """An upper bound of the length of every message from and to workers."""
+        return protocol.max_message_bytes(
+            self.model.numels, self.statistics.numel, len(self._digests)
+        )
 
     @property
     def finished(self) -> bool:
         """Whether all updates have been made."""
-        return self.version >= self.course.updates
+        return self.version >= self.budget.updates
 
     @property
     def drained(self) -> bool:
-        """Whether training is over and every worker knows it, or is gone."""
-        return self.finished and not len(self.membership)
+        """Whether all updates have been made and no worker holds a slot any more."""
+        return self.finished and not len(self.workers)
 
     def handle(self, frame: bytes | memoryview, now: float, sender: str = '') -> bytes | None:
-        """The reply to a frame, if there is one. What makes no sense is refused and logged.
+        """Process one message.
 
-        now: seconds, of any clock that does not go back. sender: for the log.
+        Args:
+            frame: The message as it arrived. An invalid one is logged, refused and changes nothing.
+            now: Seconds of a clock that never goes back.
+            sender: The peer's address, for the log.
+
+        Returns:
+            The reply, or None where the message has none.
         """
         message = None
         try:
-            message = protocol.read(frame, protocol.FROM_WORKER)
-            member = self.membership.get(message.session)
-            if member is not None:
-                member.seen = now
-            reply = self._answers[message.kind](message, now)
+            message = protocol.decode(frame, protocol.FROM_WORKER)
+            worker = self.workers.get(message.session)
+            if worker is not None:
+                worker.last_seen = now
+            if message.kind is Kind.JOIN:
+                return self._join(message, now)
+            if message.kind is Kind.PUSH:
+                return self._push(message, worker)
+            if message.kind is Kind.LEAVE:
+                if worker is not None:
+                    self._release(worker)
+                    log.info('worker %d has left', worker.slot)
+                return self._plain_reply(message, Kind.LEFT)
+            if worker is not None:
+                self._report(message, worker)
+            return None
         except (ProtocolError, CodecError) as error:
             log.warning('refused a message from %s: %s', sender or 'a worker', error)
-            if message is not None and message.kind in protocol.TOLD:
-                return None
-            reply = protocol.refusal(message, str(error)).write()
-        return reply
+            if message is not None and message.kind in protocol.WITHOUT_REPLY:
+                return None  # the worker would take it for the reply to its next request
+            return protocol.refusal(message, str(error)).encode()
 
     def tick(self, now: float) -> None:
-        """Drop workers that have not been heard of for too long."""
-        for member in self.membership.expire(now - self.timeout):
-            self._forget(member)
-            log.warning('worker %d is silent: its place is free', member.place)
+        """Free the slots of workers that have been silent for longer than ``timeout``."""
+        for worker in self.workers:
+            if worker.last_seen < now - self.timeout:
+                self._release(worker)
+                log.warning('worker %d timed out: its slot is free', worker.slot)
+
+    def extend_deadlines(self, seconds: float) -> None:
+        """Discount a time in which the server read no messages, so that no worker times out."""
+        for worker in self.workers:
+            worker.last_seen += seconds
 
     def average(self) -> Tensor:
-        """BatchNorm's statistics: the mean of what the places last reported, float32 ``[m]``."""
+        """BatchNorm's statistics: the mean of each slot's last report, float32 ``[m]``."""
         reports = list(self._reported.values())
         return torch.stack(reports).mean(0) if reports else self.statistics.read()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a server needs to go on, whatever workers there will be.
+        """Everything that another server process needs to continue.
 
-        The records are not in it: workers that return get the model anew.
+        The records θ_w are left out: after a restart every worker joins again and gets all of θ.
         """
         return {
             'version': self.version,
-            'parameters': {
-                name: view.clone()
-                for bucket, values in zip(self._buckets, self.model.flats, strict=True)
-                for name, view in bucket.views(values)
-            },
+            'parameters': {name: view.clone() for name, view in self.model.parameters()},
             'statistics': self.average(),
             'applied': dict(self._applied),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state_dict()``. Raises ValueError where it is that of another model."""
+        """Continue from ``state_dict()``. Raises ValueError where it is that of another model."""
         saved = state['parameters']
-        for bucket, values in zip(self._buckets, self.model.flats, strict=True):
-            for name, view in bucket.views(values):
-                if name not in saved or saved[name].shape != view.shape:
-                    raise ValueError(f'the checkpoint has no {name} of shape {tuple(view.shape)}')
-                view.copy_(saved[name])
+        for name, view in self.model.parameters():
+            if name not in saved or saved[name].shape != view.shape:
+                raise ValueError(f'the checkpoint has no {name} of shape {tuple(view.shape)}')
+            view.copy_(saved[name])
         if len(state['statistics']) != self.statistics.numel:
             raise ValueError('the checkpoint has buffers of another model')
         self.statistics.write(state['statistics'])
@@ -195,121 +254,92 @@ class Server:
         self._reported = {}
 
     def _join(self, message: Message, now: float) -> bytes | None:
-        self._check_aspects(message.body)
-        if self.finished:
-            return self._reply(message, Kind.FINISHED)
-        member = self.membership.admit(message.session, now)
-        if member is None:
-            return self._reply(message, Kind.FULL)
-        if message.sequence <= member.sequence:
-            return self._again(member, message)
-        member.ticket = secrets.randbits(64)
-        log.info('worker %d begins at update %d', member.place, self.version)
-        body = [protocol.WELCOME_NUMBERS.pack(*self._numbers())]
-        parts = self.model.hand_over(member.place)
-        body += [sections.write(part, self.composition.codec) for part in parts]
-        body.append(sections.to_bytes(self.average()))
-        return self._answer(member, message, Kind.WELCOME, b''.join(body))
-
-    def _numbers(self) -> tuple[int, int, int]:
-        return self.course.places, self.course.updates, self.course.steps_per_epoch
-
-    def _check_aspects(self, body: bytes | memoryview) -> None:
-        if len(body) != DIGEST * len(self._aspects):
-            raise ProtocolError('it was started with another version of this program')
-        for number, (aspect, digest) in enumerate(self._aspects.items()):
-            if body[number * DIGEST : (number + 1) * DIGEST] != digest:
+        """Give a worker a slot, and all of θ."""
+        if len(message.body) != DIGEST * len(self._digests):
+            raise ProtocolError('the worker was started with another version of this program')
+        for number, (aspect, digest) in enumerate(self._digests.items()):
+            if message.body[number * DIGEST : (number + 1) * DIGEST] != digest:
                 raise ProtocolError(
                     f'the worker and the server differ in {aspect}: start both with the same code, '
                     'configuration and command line'
                 )
-
-    def _push(self, message: Message, now: float) -> bytes | None:
-        member = self.membership.get(message.session)
-        if member is not None and message.sequence <= member.sequence:
-            return self._again(member, message)
-        if member is None or message.ticket != member.ticket:
-            return self._reply(message, Kind.REJOIN)
-        if message.update <= self._applied.get(message.session, 0):
-            # Its answer did not survive a restart, or the loss of its place.
-            return self._answer_difference(member, message)[0]
         if self.finished:
-            return self._reply(message, Kind.FINISHED)
-        parts = sections.read(message.body, self.numels, self.composition.codec)
-        if not all(bool(part.values.isfinite().all()) for part in parts):
+            return self._plain_reply(message, Kind.FINISHED)
+        worker = self.workers.assign(message.session, now)
+        if worker is None:
+            return self._plain_reply(message, Kind.FULL)
+        if message.sequence <= worker.sequence:
+            return self._repeated_reply(message, worker)
+        # A copy of an older PUSH that arrives from now on has another ticket than the new record.
+        worker.ticket = secrets.randbits(64)
+        log.info('worker %d begins at update %d', worker.slot, self.version)
+        statistics = protocol.tensor_to_bytes(self.average())
+        body = self.budget.encode() + self.model.start_record(worker.slot) + statistics
+        return self._stored_reply(message, worker, Kind.WELCOME, body)
+
+    def _push(self, message: Message, worker: ConnectedWorker | None) -> bytes | None:
+        """Apply an update to θ, at most once, and answer it."""
+        if worker is not None and message.sequence <= worker.sequence:
+            return self._repeated_reply(message, worker)
+        if worker is None or message.ticket != worker.ticket:
+            return self._plain_reply(message, Kind.REJOIN)
+        if message.update <= self._applied.get(message.session, 0):
+            # Applied before a restart or a timeout, which lost the answer but not the update.
+            body, _ = self._answer(worker)
+            return self._stored_reply(message, worker, Kind.ANSWER, body)
+        if self.finished:
+            return self._plain_reply(message, Kind.FINISHED)
+        update = protocol.decode_sections(message.body, self.model.numels, self.composition.codec)
+        if not all(bool(part.values.isfinite().all()) for part in update):
             raise ProtocolError('an update holds an infinity or a NaN')
-        staleness = self.version - member.base
-        self.model.take_in(parts, self.composition.scaling.factor(staleness))
+        staleness = self.version - worker.base
+        self.model.apply_update(update, self.composition.scaling.factor(staleness))
         self.version += 1
         self._applied[message.session] = message.update
-        reply, down = self._answer_difference(member, message)
-        up = sum(len(part.values) for part in parts)
+        body, downloaded = self._answer(worker)
+        reply = self._stored_reply(message, worker, Kind.ANSWER, body)
+        uploaded = sum(len(part.values) for part in update)
         received = protocol.HEADER.size + len(message.body)
+        elements = uploaded + downloaded
         self.observer.updated(
-            Update(self.version, member.place, staleness, received, len(reply), up + down)
+            Update(self.version, worker.slot, staleness, received, len(reply), elements)
         )
         return reply
 
-    def _again(self, member: Member, message: Message) -> bytes | None:
-        """The reply to a request that comes again; nobody waits for one to an older request."""
-        return member.reply if message.sequence == member.sequence else None
+    def _answer(self, worker: ConnectedWorker) -> tuple[bytes, int]:
+        step = self.version // self.budget.worker_slots
+        return self.model.answer(worker.slot, step, self.budget.steps_per_epoch)
 
-    def _answer_difference(self, member: Member, message: Message) -> tuple[bytes, int]:
-        """The answer to an update, and the number of its elements."""
-        step, steps_per_epoch = self.step, self.course.steps_per_epoch
-        choices = [
-            (bucket.name, self.composition.down(bucket, step, steps_per_epoch), bucket.ratio)
-            for bucket in self._buckets
-        ]
-        body, elements = self.model.answer(member.place, choices)
-        return self._answer(member, message, Kind.ANSWER, body), elements
+    def _report(self, message: Message, worker: ConnectedWorker) -> None:
+        """Process LOSSES and STATISTICS; a HEARTBEAT has no content."""
+        if message.kind is Kind.LOSSES:
+            losses = protocol.tensor_from_bytes(message.body, torch.float64).tolist()
+            self.observer.losses(worker.slot, losses)
+        if message.kind is Kind.STATISTICS:
+            values = protocol.tensor_from_bytes(message.body, torch.float32)
+            if len(values) != self.statistics.numel:
+                raise ProtocolError(f'{len(values)} statistics, expected {self.statistics.numel}')
+            # The server's own value replaces a mean that has overflowed, and equals a constant that
+            # is not finite, such as the -inf of an attention mask.
+            usable = values.isfinite()
+            self._reported[worker.slot] = torch.where(usable, values, self.statistics.read())
 
-    def _answer(self, member: Member, message: Message, kind: Kind, body: bytes) -> bytes:
-        """A reply that changed what the server knows of a worker, kept in case it is lost."""
-        member.sequence, member.base = message.sequence, self.version
-        who = {'place': member.place, 'ticket': member.ticket}
-        member.reply = message.reply(kind, version=self.version, body=body, **who).write()
-        return member.reply
+    def _release(self, worker: ConnectedWorker) -> None:
+        self.workers.release(worker.session)
+        self.model.records.pop(worker.slot, None)
 
-    def _reply(self, message: Message, kind: Kind) -> bytes:
-        return message.reply(kind, version=self.version).write()
+    def _plain_reply(self, message: Message, kind: Kind) -> bytes:
+        return message.reply(kind, version=self.version).encode()
 
-    def _leave(self, message: Message, now: float) -> bytes:
-        member = self.membership.leave(message.session)
-        if member is not None:
-            self._forget(member)
-            log.info('worker %d has left', member.place)
-        return self._reply(message, Kind.GOODBYE)
+    def _stored_reply(
+        self, message: Message, worker: ConnectedWorker, kind: Kind, body: bytes
+    ) -> bytes:
+        """A reply that changes the worker's record, stored in case the request is repeated."""
+        worker.sequence, worker.base = message.sequence, self.version
+        fields = {'slot': worker.slot, 'ticket': worker.ticket}
+        worker.reply = message.reply(kind, version=self.version, body=body, **fields).encode()
+        return worker.reply
 
-    def _forget(self, member: Member) -> None:
-        self.model.records.pop(member.place, None)
-
-    def _heartbeat(self, message: Message, now: float) -> None:
-        """That it came is all."""
-
-    def _losses(self, message: Message, now: float) -> None:
-        if self.membership.get(message.session) is not None:
-            values = sections.from_bytes(message.body, torch.float64).tolist()
-            self.observer.losses(message.place, values)
-
-    def _statistics(self, message: Message, now: float) -> None:
-        member = self.membership.get(message.session)
-        if member is None:
-            return
-        values = sections.from_bytes(message.body, torch.float32)
-        if len(values) != self.statistics.numel:
-            raise ProtocolError(f'{len(values)} statistics, expected {self.statistics.numel}')
-        # A mask of -inf, say, is the same everywhere; a mean that has overflowed is worth nothing.
-        usable = values.isfinite()
-        self._reported[member.place] = torch.where(usable, values, self.statistics.read())
-
-
-def check(course: Course) -> None:
-    """Raise ValueError for numbers that nothing can be trained with."""
-    if not 1 <= course.places <= protocol.MOST_PLACES:
-        raise ValueError(
-            f'a server has 1 to {protocol.MOST_PLACES} workers, got {course.places}: '
-            'set configs.server.workers'
-        )
-    if course.updates < 1 or course.steps_per_epoch < 1:
-        raise ValueError(f'there is nothing to train: {course}')
+    def _repeated_reply(self, message: Message, worker: ConnectedWorker) -> bytes | None:
+        """The stored reply to a repeated request; None for one before it, which was answered."""
+        return worker.reply if message.sequence == worker.sequence else None

@@ -1,23 +1,80 @@
-"""How a server and its workers find, trust and wait for each other."""
+"""How a server and its workers reach, authenticate and wait for each other.
+
+Settings, addresses and key files. Nothing here needs pyzmq; sockets.py has the connections.
+"""
 
 from __future__ import annotations
 
+import ipaddress
+import os
+import re
+import secrets
+import stat
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+SECRET_BYTES = 32
+UNPROTECTED = 'unprotected'  # as the name of the key file: no key, also beyond this machine
+
+
+class ServerError(RuntimeError):
+    """A server cannot be started or reached, or refuses this worker. The text names the remedy."""
+
+
+class Address(NamedTuple):
+    """Where a server listens. ``port`` 0 stands for any free port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        """``host:port``, with brackets around an IPv6 address."""
+        return f'[{self.host}]:{self.port}' if ':' in self.host else f'{self.host}:{self.port}'
+
+    @property
+    def endpoint(self) -> str:
+        """The address in ZeroMQ's notation."""
+        return f'tcp://{self}'
+
+
+def parse_address(text: str, setting: str) -> Address:
+    """Parse ``host:port`` or ``[host]:port``. Raises ServerError that names ``setting``."""
+    match = re.fullmatch(r'(?:\[([0-9a-fA-F:.%]+)\]|([^\s:\[\]/]+)):(\d{1,5})', text)
+    if match is None or int(match[3]) > 65535:
+        raise ServerError(f'{setting} = {text!r} is no host:port, such as 127.0.0.1:5555')
+    return Address(match[1] or match[2], int(match[3]))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` is an address that only this machine can reach."""
+    if host == 'localhost':
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Seconds are wall-clock seconds. Raises ValueError for those that make no sense together.
+    """The settings ``configs.server``. Seconds are wall-clock seconds.
 
-    bind: ``host:port`` where a server listens, port 0 for any that is free; under a launcher, by
-        default, on this machine's loopback address or, with several machines, its host name's.
-    address: ``host:port`` of the server, for a worker that is started by hand.
-    workers: how many may train at once; under a launcher, one fewer than processes.
-    key: a key file that both sides have; 'unprotected' to do without one beyond this machine.
-    heartbeat: seconds between a worker's signs of life.
-    timeout: seconds without one after which the worker's place is free.
-    patience: seconds without a server, or without a free place, after which a worker gives up.
-    checkpoint_seconds: between two checkpoints of the server.
+    Attributes:
+        bind: ``host:port`` where the server listens, port 0 for any free one. Under a launcher the
+            default is the loopback address, or with several machines the address of rank 0's host
+            name.
+        address: ``host:port`` of the server, for a worker that is started by hand.
+        workers: Number of workers that may train at the same time. Under a launcher it is the
+            number of processes minus one.
+        key: Key file that server and workers share, or 'unprotected' for none beyond this machine.
+        heartbeat: Seconds between two heartbeats of a worker.
+        timeout: Seconds without a message or heartbeat after which a worker's slot is freed.
+        patience: Seconds without a server, or without a free slot, after which a worker gives up.
+        checkpoint_seconds: Seconds between two checkpoints of the server.
+
+    Raises:
+        ValueError: If the settings contradict each other.
     """
 
     bind: str | None = None
@@ -43,5 +100,71 @@ class ServerSettings:
         if self.bind is not None and self.address is not None:
             raise ValueError(
                 'configs.server.bind and configs.server.address are both set: '
-                'a process serves or trains'
+                'a process either serves or trains'
             )
+
+
+def draw_secret() -> bytes:
+    """Draw a new secret of 32 random bytes."""
+    return secrets.token_bytes(SECRET_BYTES)
+
+
+def write_key_file(path: Path) -> None:
+    """Create a key file with a new secret, readable by its owner only.
+
+    Raises:
+        ServerError: If the file exists already or cannot be written.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise ServerError(f'key file {path} cannot be made: {error.strerror}') from error
+    with os.fdopen(descriptor, 'w') as file:
+        file.write(draw_secret().hex() + '\n')
+
+
+def read_key_file(path: Path) -> bytes:
+    """Read the secret of a key file.
+
+    Raises:
+        ServerError: If the file is missing, readable by other users, or holds no key.
+    """
+    try:
+        with path.open() as file:
+            mode, text = os.fstat(file.fileno()).st_mode, file.read(4 * SECRET_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ServerError(f'configs.server.key = {str(path)!r} cannot be read: {error}') from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ServerError(f'key file {path} can be read by others: chmod 600 {path}')
+    try:
+        secret = bytes.fromhex(text.strip())
+    except ValueError:
+        secret = b''
+    if len(secret) != SECRET_BYTES:
+        raise ServerError(
+            f'{path} is no key file: make one with `python -m dgc.parameter_server --new-key FILE`'
+        )
+    return secret
+
+
+def choose_secret(setting: str | None, host: str) -> bytes | None:
+    """The secret to use for connections through ``host``; None to connect without a key.
+
+    Args:
+        setting: ``configs.server.key``: a key file, 'unprotected', or None, which is accepted for
+            loopback addresses only.
+        host: Address at which the server listens or is reached.
+
+    Raises:
+        ServerError: If connections would cross a network unprotected without an explicit request.
+    """
+    if setting == UNPROTECTED:
+        return None
+    if setting is not None:
+        return read_key_file(Path(setting))
+    if not is_loopback(host):
+        raise ServerError(
+            f'{host} is beyond this machine, and configs.server.key is not set: name a key file '
+            f'(python -m dgc.parameter_server --new-key FILE), or {UNPROTECTED!r} to do without'
+        )
+    return None

@@ -1,16 +1,36 @@
-"""ZeroMQ sockets as both sides use them: bounded, encrypted where there is a key, watched."""
+"""ZeroMQ connections between a server and its workers: bounded, monitored, encrypted with a key.
+
+With a key, CURVE (RFC 26) encrypts every connection and authenticates both sides. The key pairs of
+server and workers are derived from one secret; the server accepts the workers' public key alone.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import zmq
-from zmq.utils.monitor import recv_monitor_message
+try:
+    import zmq
+    from zmq.auth.thread import ThreadAuthenticator
+    from zmq.utils import z85
+    from zmq.utils.monitor import recv_monitor_message
+except ImportError as error:
+    raise ImportError(
+        f"a parameter server needs pyzmq: pip install 'pyzmq>=26.2' ({error})"
+    ) from error
 
-from dgc.parameter_server.errors import ServerError
-from dgc.parameter_server.keys import Key
+from dgc.parameter_server import protocol
+from dgc.parameter_server.protocol import Kind, Message, ProtocolError
+from dgc.parameter_server.server import Server
+from dgc.parameter_server.settings import SECRET_BYTES, Address, ServerError
+from dgc.parameter_server.worker import Link
+
+log = logging.getLogger(__name__)
+MILLISECONDS = 1000  # per second
 
 CONNECTED = zmq.EVENT_HANDSHAKE_SUCCEEDED
 REFUSED = (
@@ -18,70 +38,330 @@ REFUSED = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
-GONE = zmq.EVENT_DISCONNECTED
-MILLISECONDS = 1000
+DISCONNECTED = zmq.EVENT_DISCONNECTED
+
+HANDSHAKE_BYTES = 1024  # no message of CURVE's or ZeroMQ's own is longer
+RETRY_SECONDS = 0.5  # between two checks of a worker's patience, or two JOINs to a full server
+POLL_SECONDS = 0.1  # between two checks of the server for timeouts and connection events
+BUSY_SECONDS = 1.0  # a server that polled less often than this was busy, and extends deadlines
+# Replies queued per worker, which has one request at a time; further ones are dropped. Replies as
+# long as the model to a peer that requests and never reads would fill the memory otherwise.
+QUEUED_MESSAGES = 4
 
 
-class Address(NamedTuple):
-    """Where a server listens. port: 0 for any that is free."""
+class KeyPair(NamedTuple):
+    """A CURVE key pair, each key in Z85."""
 
-    host: str
-    port: int
-
-    @property
-    def endpoint(self) -> str:
-        """As ZeroMQ writes it."""
-        return f'tcp://{self.for_people}'
-
-    @property
-    def for_people(self) -> str:
-        """``host:port``."""
-        return f'[{self.host}]:{self.port}' if ':' in self.host else f'{self.host}:{self.port}'
+    public: bytes
+    secret: bytes
 
 
-def parse_address(text: str, setting: str) -> Address:
-    """``host:port`` or ``[host]:port``. Raises ServerError that names ``setting``."""
-    match = re.fullmatch(r'(?:\[([0-9a-fA-F:.%]+)\]|([^\s:\[\]/]+)):(\d{1,5})', text)
-    if match is None or int(match[3]) > 65535:
-        raise ServerError(f'{setting} = {text!r} is no host:port, such as 127.0.0.1:5555')
-    return Address(match[1] or match[2], int(match[3]))
+class Key(NamedTuple):
+    """The key pairs of both sides."""
+
+    server: KeyPair
+    worker: KeyPair
 
 
-def prepare(socket: zmq.Socket[Any], silence: float, most_bytes: int) -> None:
-    """What holds for every socket.
+def derive_key(secret: bytes) -> Key:
+    """The key pairs derived from 32 bytes that only the server and its workers have."""
 
-    silence: seconds after which a connection whose other end answers nothing is given up.
-    most_bytes: who sends more at once is disconnected before it is allocated.
+    def pair(role: bytes) -> KeyPair:
+        raw = hashlib.blake2b(secret, digest_size=SECRET_BYTES, person=b'dgc ' + role).digest()
+        encoded = z85.encode(raw)
+        return KeyPair(zmq.curve_public(encoded), encoded)
+
+    return Key(pair(b'server'), pair(b'worker'))
+
+
+def configure(socket: zmq.Socket[Any], silence: float, max_message_bytes: int) -> None:
+    """Set the options that all sockets share.
+
+    Args:
+        socket: A socket that is neither bound nor connected yet.
+        silence: Seconds without an answer from the peer after which a connection is closed.
+        max_message_bytes: A peer that sends a longer message is disconnected before the message is
+            allocated.
     """
     socket.linger = 0
     socket.ipv6 = True
-    socket.maxmsgsize = most_bytes
+    socket.maxmsgsize = max_message_bytes
     socket.heartbeat_ivl = max(int(silence * MILLISECONDS / 4), 1)
     socket.heartbeat_timeout = int(silence * MILLISECONDS)
     socket.tcp_keepalive = 1
 
 
-def secure_server(socket: zmq.Socket[Any], key: Key | None) -> None:
-    """Let only those in who have the key."""
-    if key is not None:
-        socket.curve_server = True
-        socket.curve_publickey, socket.curve_secretkey = key.server
-
-
-def secure_worker(socket: zmq.Socket[Any], key: Key | None) -> None:
-    """Talk only to the server of the key."""
+def use_worker_key(socket: zmq.Socket[Any], key: Key | None) -> None:
+    """Authenticate as a worker, and accept only the server of the same key."""
     if key is not None:
         socket.curve_serverkey = key.server.public
         socket.curve_publickey, socket.curve_secretkey = key.worker
 
 
-class Watch:
-    """What becomes of a socket's connections."""
+class Monitor:
+    """The connection events of a socket."""
 
     def __init__(self, socket: zmq.Socket[Any]) -> None:
-        self.socket = socket.get_monitor_socket(CONNECTED | REFUSED | GONE)
+        self.socket = socket.get_monitor_socket(CONNECTED | REFUSED | DISCONNECTED)
 
     def events(self) -> Iterator[int]:
-        """Those that have come since: CONNECTED, one of REFUSED, or GONE."""
+        """The events since the last call: CONNECTED, one of REFUSED, or DISCONNECTED."""
         while self.socket.poll(0):
             yield int(recv_monitor_message(self.socket)['event'])
+
+
+class SocketLink(Link):
+    """A worker's connection: a DEALER socket, and heartbeats on a thread and socket of their own.
+
+    Args:
+        address: Where the server listens.
+        key: The key that the server has too; None for a server without one.
+        heartbeat: Seconds between two heartbeats.
+        patience: Seconds without a connection before a request raises ServerError.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        key: Key | None = None,
+        heartbeat: float = 2.0,
+        patience: float = 120.0,
+    ) -> None:
+        super().__init__(patience)
+        self.address = address
+        self.key = key
+        self.heartbeat = heartbeat
+        self.context = zmq.Context()
+        self._connections = 0
+        self._connected = False
+        self._last_connected = time.monotonic()
+        self._refused = False
+        self._heartbeat: Heartbeat | None = None
+
+    def open(self, max_message_bytes: int) -> None:
+        """See :meth:`Link.open`. Raises ServerError for an address that ZeroMQ cannot use."""
+        self._socket = self.context.socket(zmq.DEALER)
+        configure(self._socket, self.patience, max_message_bytes)
+        use_worker_key(self._socket, self.key)
+        self._monitor = Monitor(self._socket)
+        try:
+            self._socket.connect(self.address.endpoint)
+        except zmq.ZMQError as error:
+            raise ServerError(f'{self.address}: {error.strerror}') from error
+        self._heartbeat = Heartbeat(self)
+
+    def request(self, message: Message) -> Message:
+        """See :meth:`Link.request`. The message is sent again after each reconnection, since a
+        broken connection may have lost it or its reply."""
+        frame = message.encode()
+        self._send(frame)
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._monitor.socket, zmq.POLLIN)
+        while True:
+            poller.poll(int(RETRY_SECONDS * MILLISECONDS))
+            if self._reconnected():
+                self._send(frame)
+            while self._socket.poll(0):
+                try:
+                    received = self._socket.recv(copy=False).buffer
+                    reply = protocol.decode(received, protocol.FROM_SERVER)
+                except ProtocolError as error:
+                    raise ServerError(f'{self.address} is no parameter server: {error}') from error
+                if reply.kind is Kind.REFUSED:
+                    raise ServerError(f'the server at {self.address} says: {reply.text}')
+                if (reply.session, reply.sequence) == (message.session, message.sequence):
+                    return reply
+            self._check_patience()
+
+    def send(self, message: Message) -> None:
+        """See :meth:`Link.send`."""
+        self._send(message.encode())
+
+    def pause(self) -> None:
+        """Wait for half a second."""
+        time.sleep(RETRY_SECONDS)
+
+    def close(self) -> None:
+        """See :meth:`Link.close`. May be called twice."""
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+        self.context.destroy(linger=MILLISECONDS)
+
+    def _send(self, frame: bytes) -> None:
+        """Queue a frame, or drop it where ZeroMQ has given the connection up, as after a handshake
+        with another key: a blocking send would then wait forever."""
+        try:
+            self._socket.send(frame, zmq.DONTWAIT, copy=False)
+        except zmq.Again:
+            log.debug('no connection to %s', self.address)
+
+    def _reconnected(self) -> bool:
+        """Process connection events; whether there was a connection other than the first."""
+        reconnected = False
+        for event in self._monitor.events():
+            if event & CONNECTED:
+                self._connected, self._refused = True, False
+                self._connections += 1
+                reconnected = self._connections > 1
+            elif event & DISCONNECTED:
+                if self._connected:
+                    log.warning('the connection to %s is lost', self.address)
+                    self._last_connected = time.monotonic()
+                self._refused = self._refused or not self._connected
+                self._connected = False
+        return reconnected
+
+    def _check_patience(self) -> None:
+        silent = time.monotonic() - self._last_connected
+        if self._connected or silent < self.patience:
+            return
+        hint = 'is it running?'
+        if self._refused:
+            hint = 'it hangs up at once: have both the same configs.server.key?'
+        raise ServerError(
+            f'no parameter server at {self.address} for {silent:.0f} s '
+            f'(configs.server.patience): {hint}'
+        )
+
+
+class Heartbeat:
+    """Sends heartbeats from a thread of its own, however long a backward pass takes."""
+
+    def __init__(self, link: SocketLink) -> None:
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(link,), daemon=True)
+        self._thread.start()
+
+    def _run(self, link: SocketLink) -> None:
+        frame = Message(Kind.HEARTBEAT, link.session, 0).encode()
+        with link.context.socket(zmq.DEALER) as socket:
+            configure(socket, link.patience, HANDSHAKE_BYTES)
+            use_worker_key(socket, link.key)
+            socket.immediate = True  # a heartbeat is not queued for a later connection
+            socket.sndhwm = 1
+            socket.connect(link.address.endpoint)
+            while not self._stopped.wait(link.heartbeat):
+                try:
+                    socket.send(frame, zmq.DONTWAIT)
+                except zmq.Again:  # no connection
+                    continue
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+        self._thread.join()
+
+
+class Service:
+    """A server's ROUTER socket, and the loop that passes messages to ``server`` and sends replies.
+
+        with Service(server, Address('127.0.0.1', 0), key=None) as service:
+            service.run()
+
+    Args:
+        server: The state machine.
+        address: Where to listen.
+        key: The key that workers must have; None to accept every connection.
+        silence: Seconds without an answer from a peer after which its connection is closed.
+
+    Attributes:
+        address: Where it listens, with the port that was chosen.
+
+    Raises:
+        ServerError: If it cannot listen there.
+    """
+
+    def __init__(
+        self, server: Server, address: Address, key: Key | None = None, silence: float = 120.0
+    ) -> None:
+        self.server = server
+        self._context = zmq.Context()
+        self._authenticator: ThreadAuthenticator | None = None
+        self._socket = self._context.socket(zmq.ROUTER)
+        configure(self._socket, silence, server.max_message_bytes)
+        self._socket.set_hwm(QUEUED_MESSAGES)
+        if key is not None:
+            self._authenticator = ThreadAuthenticator(self._context)
+            self._authenticator.start()
+            self._authenticator.configure_curve_callback('*', OnlyKey(key.worker.public))
+            self._socket.curve_server = True
+            self._socket.curve_publickey, self._socket.curve_secretkey = key.server
+        self._monitor = Monitor(self._socket)
+        try:
+            self._socket.bind(address.endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ServerError(f'the server cannot listen at {address}: {error.strerror}') from error
+        port = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(':')[2]
+        self.address = Address(address.host, int(port))
+
+    def __enter__(self) -> Service:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop listening. Replies in flight have one second to arrive."""
+        if self._authenticator is not None:
+            self._authenticator.stop()
+        self._context.destroy(linger=MILLISECONDS)
+
+    def run(self, between: Callable[[], bool] = lambda: True) -> None:
+        """Serve until all updates have been made and all workers have left.
+
+        Args:
+            between: Called between messages, at least ten times per second; False stops the loop.
+        """
+        polled = time.monotonic()
+        while not self.server.drained and between():
+            if self._socket.poll(int(POLL_SECONDS * MILLISECONDS)):
+                self._serve_one()
+            now = time.monotonic()
+            if now - polled > BUSY_SECONDS:  # heartbeats may be waiting in the socket
+                self.server.extend_deadlines(now - polled)
+            polled = now
+            self.server.tick(now)
+            self._log_events()
+
+    def _serve_one(self) -> None:
+        sender, *frames = self._socket.recv_multipart(copy=False)
+        peer = peer_address(frames[0]) if frames else ''
+        if len(frames) != 1:
+            log.warning('refused a message from %s: it has %d frames', peer, len(frames))
+            return
+        reply = self.server.handle(frames[0].buffer, time.monotonic(), peer)
+        if reply is not None:
+            # ZeroMQ drops it where the worker is gone, which requests again when it reconnects.
+            self._socket.send_multipart([sender.bytes, reply], copy=False)
+
+    def _log_events(self) -> None:
+        for event in self._monitor.events():
+            if event & REFUSED:
+                log.warning('refused a connection: it has another key, or none')
+            elif event & DISCONNECTED and not self.server.finished:
+                log.info(
+                    'a connection ended: a worker is gone, or a peer sent something that is no '
+                    'message or is longer than %d bytes',
+                    self.server.max_message_bytes,
+                )
+
+
+class OnlyKey:
+    """The callback of pyzmq's authenticator: accepts one public key."""
+
+    def __init__(self, public: bytes) -> None:
+        self._public = public
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Whether ``key`` is the workers' public key."""
+        return key == self._public
+
+
+def peer_address(frame: Any) -> str:
+    """The address of a frame's sender."""
+    try:
+        return str(frame.get('Peer-Address'))
+    except zmq.ZMQError:
+        return 'an unknown address'

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,22 +19,51 @@ from dgc.codec import CodecError
 from dgc.engines.local import LocalEngine
 from dgc.exchanges.base import Exchanged
 from dgc.nonfinite import NonFiniteGradientError, finite, not_finite
-from dgc.parameter_server import flat, protocol, sections
+from dgc.parameter_server import protocol
 from dgc.parameter_server.composition import Asynchronous
-from dgc.parameter_server.errors import ServerError
-from dgc.parameter_server.link import Link
-from dgc.parameter_server.protocol import Kind, Message, ProtocolError
-from dgc.parameter_server.server import Course
+from dgc.parameter_server.model import FloatBuffers, agreement_digests, apply_answer, flatten
+from dgc.parameter_server.protocol import BUDGET, FLOAT32, Budget, Kind, Message, ProtocolError
+from dgc.parameter_server.settings import ServerError
 from dgc.planner import Plan
 from dgc.reducer import Progress
 from dgc.sparse import difference
 
 log = logging.getLogger(__name__)
-FAREWELL = 10.0  # seconds that a worker waits for its good-bye
+LEAVE_TIMEOUT = 10.0  # seconds that a worker waits for the reply to its LEAVE
+
+
+class Link(ABC):
+    """Carries a worker's messages to its server.
+
+    Attributes:
+        session: Number of this worker process, drawn at random.
+        patience: Seconds without a server, or without a free slot, before a worker gives up.
+    """
+
+    def __init__(self, patience: float = 120.0) -> None:
+        self.session = secrets.randbits(63) + 1
+        self.patience = patience
+
+    def open(self, max_message_bytes: int) -> None:
+        """Connect, for messages of at most ``max_message_bytes``."""
+
+    @abstractmethod
+    def request(self, message: Message) -> Message:
+        """Send ``message`` and return its reply. Raises ServerError where none arrives."""
+
+    @abstractmethod
+    def send(self, message: Message) -> None:
+        """Send a message that has no reply and may be lost."""
+
+    def pause(self) -> None:
+        """Wait before a request is made again."""
+
+    def close(self) -> None:
+        """Disconnect."""
 
 
 class WorkerOptimizer(Optimizer):
-    """SGD on a model that a parameter server keeps.
+    """SGD on a model that a parameter server holds.
 
         link = SocketLink(Address('127.0.0.1', 5555))
         sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -44,20 +75,29 @@ class WorkerOptimizer(Optimizer):
             optimizer.step()
         optimizer.close()
 
-    A step is: g ← lr·(gradient + λ·w), into the memory; the chosen part is sent; the answer is
-    added to the parameters, or replaces them where it is dense. Learning rates in ``param_groups``
-    are one update's: they are not divided by anything. At construction it joins, which overwrites
-    parameters and buffers.
+    A step computes g ← lr·(gradient + λ·w), accumulates it in the memory, sends the selected part,
+    and adds the server's answer to the parameters, or replaces them where the answer is dense.
+    The learning rates in ``param_groups`` are those of one update: they are divided by nothing.
+    Construction joins the server, which overwrites parameters and buffers.
 
-    settings: an SGD, never stepped; its groups' lr, momentum, nesterov and weight_decay count.
-    named_parameters, buffers: of the whole model.
-    configuration: any text that must be the server's.
+    Args:
+        settings: An SGD, never stepped; lr, momentum, nesterov and weight_decay of its groups
+            count.
+        named_parameters: Of the whole model.
+        buffers: Of the whole model.
+        composition: The parts of asynchronous training.
+        link: The connection to the server.
+        configuration: Any text, which must equal the server's.
 
-    course: as the server has it. place: the number of this worker among ``course.places``.
-    plan: which parameters travel together.
-    version: updates that the server's model had taken in at its last answer.
+    Attributes:
+        budget: Number of workers and updates, as the server has it.
+        slot: Index of this worker among ``budget.worker_slots``.
+        plan: Which parameters share a bucket.
+        version: Updates that the server's model included at its last answer.
 
-    Raises ValueError for settings that do not fit, ServerError where the server refuses.
+    Raises:
+        ValueError: For settings with which asynchronous training is impossible.
+        ServerError: If the server cannot be reached or refuses this worker.
     """
 
     def __init__(
@@ -76,41 +116,41 @@ class WorkerOptimizer(Optimizer):
         self.param_groups = settings.param_groups
         self.composition = composition
         self.progress = Progress()
-        self.place, self.version, self.course = 0, 0, Course(1, 1, 1)
-        self.over = False
-        self.flats = flat.flatten(self.buckets)
-        self._statistics = flat.Statistics(buffers)
+        self.slot, self.version, self.budget = 0, 0, Budget(1, 1, 1)
+        self.flats = flatten(self.buckets)
+        self._statistics = FloatBuffers(buffers)
         self._link = link
-        self._sequence = 0  # of requests
-        self._updates, self._ticket = 0, 0
-        self._lost = False  # the server, or its good will
-        self._alone = LocalEngine()  # for clipping: an update is applied by itself
-        digests = flat.aspects(named, self._statistics.numel, configuration)
+        self._sequence, self._updates, self._ticket = 0, 0, 0  # of requests; of updates
+        self._server_finished, self._server_lost = False, False
+        self._local = LocalEngine()  # for clipping by a norm: a worker's update has one rank
+        digests = agreement_digests(named, self._statistics.numel, configuration)
         self._digests = b''.join(digests.values())
         numels = [bucket.numel for bucket in self.buckets]
         try:
-            link.open(sections.most_bytes(numels, self._statistics.numel, len(digests)))
+            link.open(protocol.max_message_bytes(numels, self._statistics.numel, len(digests)))
             self._join()
-        except BaseException:  # nobody else will close it
+        except BaseException:  # the caller gets no optimizer whose close() would do it
             link.close()
             raise
 
     @property
     def finished(self) -> bool:
-        """Whether all updates have been made, by whomever."""
-        return self.over or self.version >= self.course.updates
+        """Whether all updates have been made, by all workers together."""
+        return self._server_finished or self.version >= self.budget.updates
 
     @property
     def steps(self) -> int:
-        """Steps of one worker that the progress of the server amounts to: what learning rates and
-        compress ratios follow."""
-        return self.version // self.course.places
+        """Steps of one worker that the server's progress amounts to, which learning rates and
+        densities follow."""
+        return self.version // self.budget.worker_slots
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Push an update and pull what has changed; returns the closure's loss.
 
-        Raises NonFiniteGradientError, and sends nothing, where a gradient holds a NaN or infinity.
+        Raises:
+            NonFiniteGradientError: If a gradient holds a NaN or infinity; nothing is sent.
+            ServerError: If the server is gone for longer than ``patience``.
         """
         loss = None
         if closure is not None:
@@ -119,8 +159,8 @@ class WorkerOptimizer(Optimizer):
         if self.finished:
             return loss
         start = time.perf_counter()
-        self._gather()
-        update = b''.join(map(self._section, self.buckets))
+        self._compute_updates()
+        update = b''.join(map(self._compress, self.buckets))
         self.progress.steps += 1
         self.progress.compress += time.perf_counter() - start
         self._push(update)
@@ -130,110 +170,108 @@ class WorkerOptimizer(Optimizer):
         return loss
 
     def report_losses(self, losses: Iterable[float]) -> None:
-        """Tell the server the training losses of the last steps."""
+        """Send the server the training losses of the last steps."""
         values = torch.tensor(list(losses), dtype=torch.float64)
-        self._tell(Kind.LOSSES, sections.to_bytes(values))
+        self._send(Kind.LOSSES, protocol.tensor_to_bytes(values))
 
     def close(self) -> None:
-        """Leave: what was reported has arrived, and the place is free."""
-        self._link.patience = min(self._link.patience, FAREWELL)
+        """Report the statistics, free the slot and disconnect."""
+        self._link.patience = min(self._link.patience, LEAVE_TIMEOUT)
         try:
-            if not self._lost:
+            if not self._server_lost:
                 self._report_statistics()
                 self._request(Kind.LEAVE)
         except ServerError as error:
-            log.info('left without a good-bye: %s', error)
+            log.info('the server did not confirm that this worker has left: %s', error)
         finally:
             self._link.close()
 
-    def _gather(self) -> None:
-        """Every bucket's gradient becomes ``lr·(gradient + λ·w)``."""
+    def _compute_updates(self) -> None:
+        """Replace every gradient by the update ``lr·(gradient + λ·w)``, in place."""
         for bucket in self.buckets:
             for member in bucket.members:
                 bucket.collect(member)
         bad = [name for b in self.buckets if not finite(*b.pieces) for name in not_finite(b)]
         if bad:
             raise NonFiniteGradientError(
-                f'worker {self.place}: not finite: gradient of {", ".join(bad)}'
+                f'worker {self.slot}: not finite: gradient of {", ".join(bad)}'
             )
         if self.composition.clipping is not None:
-            self.composition.clipping.clip(self.buckets, self._alone)
+            self.composition.clipping.clip(self.buckets, self._local)
         for bucket in self.buckets:
             for member, (_, gradient) in zip(bucket.members, bucket.gradients(), strict=True):
                 decay = member.group.get('weight_decay', 0.0)
                 gradient.add_(member.parameter, alpha=decay).mul_(member.group['lr'])
 
-    def _section(self, bucket: Bucket) -> bytes:
-        """One bucket's section of an update; what it does not deliver stays in the memory."""
+    def _compress(self, bucket: Bucket) -> bytes:
+        """Select and encode one bucket's part of the update; the memory keeps the rest."""
         composition, memory = self.composition, self.composition.memory
-        chooses = composition.up(bucket, self.steps, self.course.steps_per_epoch)
-        selected = memory.select(bucket, chooses)
-        section = sections.write(selected, composition.codec)
-        (delivered,) = sections.read(section, [bucket.numel], composition.codec)
-        left_out = None
+        compressor = composition.upload_compressor(bucket, self.steps, self.budget.steps_per_epoch)
+        selected = memory.select(bucket, compressor)
+        section = protocol.encode_section(selected, composition.codec)
+        error = None
         if not selected.is_dense:
-            at_home = delivered._replace(
-                values=delivered.values.to(selected.values.device), indices=selected.indices
-            )
-            left_out = difference(selected, at_home)
-        memory.settle(bucket, selected, Exchanged([selected], left_out))
+            # The quantization error: selected minus what the server will decode.
+            (delivered,) = protocol.decode_sections(section, [bucket.numel], composition.codec)
+            values = delivered.values.to(selected.values.device)
+            error = difference(selected, selected._replace(values=values))
+        memory.settle(bucket, selected, Exchanged([selected], error))
         self.progress.kept += selected.values.numel()
         self.progress.numel += bucket.numel
-        self.progress.dense_sent += sections.FLOAT32 * bucket.numel
+        self.progress.dense_sent += FLOAT32 * bucket.numel
         return section
 
     def _push(self, update: bytes) -> None:
-        """Until the server has answered this update, or has no use for it any more."""
+        """Send an update and apply its answer, or learn that all updates have been made."""
         start = time.perf_counter()
         self._updates += 1
         while not self.finished:
             reply = self._request(Kind.PUSH, update)
             if reply.kind is Kind.ANSWER:
-                self._follow(reply.body)
+                self._apply(reply.body)
                 self.version = reply.version
                 break
             if reply.kind is not Kind.REJOIN:
-                self.over = True
+                self._server_finished = True
                 break
-            self._join()  # then it is pushed again, in case it was not taken in
+            # The same update is pushed again afterwards; the server skips it if it was applied.
+            self._join()
         self.progress.communicate += time.perf_counter() - start
 
     def _join(self) -> None:
-        """Get the model, as soon as a place is free."""
+        """Get a slot and the model, as soon as a slot is free."""
         begin = time.monotonic()
         while (reply := self._request(Kind.JOIN, self._digests)).kind is Kind.FULL:
             waited = time.monotonic() - begin
             if waited > self._link.patience:
                 raise ServerError(
-                    f'all places at the server are taken, for {waited:.0f} s now '
+                    f'all worker slots of the server have been taken for {waited:.0f} s '
                     '(configs.server.patience): start it with more configs.server.workers'
                 )
             self._link.pause()
         if reply.kind is not Kind.WELCOME:
-            self.over = True
+            self._server_finished = True
             return
-        self.place, self.version, self._ticket = reply.place, reply.version, reply.ticket
-        first = protocol.WELCOME_NUMBERS.size
-        last = len(reply.body) - sections.FLOAT32 * self._statistics.numel
-        if last < first:
-            raise ServerError(f'the server hands over a model of {len(reply.body)} bytes')
-        places, updates, steps_per_epoch = protocol.WELCOME_NUMBERS.unpack_from(reply.body)
-        self.course = Course(max(places, 1), max(steps_per_epoch, 1), updates)
-        self._follow(reply.body[first:last])
-        self._statistics.write(sections.from_bytes(reply.body[last:], torch.float32))
+        self.slot, self.version, self._ticket = reply.slot, reply.version, reply.ticket
+        end = len(reply.body) - FLOAT32 * self._statistics.numel
+        if end < BUDGET.size:
+            raise ServerError(f'the server sent a model of {len(reply.body)} bytes')
+        self.budget = Budget.decode(reply.body)
+        self._apply(reply.body[BUDGET.size : end])
+        self._statistics.write(protocol.tensor_from_bytes(reply.body[end:], torch.float32))
 
-    def _follow(self, body: bytes | memoryview) -> None:
-        """Take in the sections of an answer, or of a whole model."""
+    def _apply(self, body: bytes | memoryview) -> None:
+        """Apply the sections of an answer, or of a whole model, to the parameters."""
         numels = [bucket.numel for bucket in self.buckets]
         try:
-            parts = sections.read(body, numels, self.composition.codec)
+            parts = protocol.decode_sections(body, numels, self.composition.codec)
         except (ProtocolError, CodecError) as error:
-            raise ServerError(f'the server sends what makes no sense: {error}') from error
+            raise ServerError(f'the server sent an invalid answer: {error}') from error
         for values, part in zip(self.flats, parts, strict=True):
-            flat.follow(values, part)
+            apply_answer(values, part)
 
     def _report_statistics(self) -> None:
-        self._tell(Kind.STATISTICS, sections.to_bytes(self._statistics.read()))
+        self._send(Kind.STATISTICS, protocol.tensor_to_bytes(self._statistics.read()))
 
     def _request(self, kind: Kind, body: bytes = b'') -> Message:
         self._sequence += 1
@@ -241,16 +279,16 @@ class WorkerOptimizer(Optimizer):
         try:
             reply = self._link.request(self._message(kind, body))
         except ServerError:
-            self._lost = True
+            self._server_lost = True
             raise
         self.progress.received += protocol.HEADER.size + len(reply.body)
         return reply
 
-    def _tell(self, kind: Kind, body: bytes) -> None:
+    def _send(self, kind: Kind, body: bytes) -> None:
         self.progress.sent += protocol.HEADER.size + len(body)
-        self._link.tell(self._message(kind, body))
+        self._link.send(self._message(kind, body))
 
     def _message(self, kind: Kind, body: bytes) -> Message:
         update = self._updates if kind is Kind.PUSH else 0
-        who = (self._link.session, self._sequence, self.place, self._ticket)
-        return Message(kind, *who, self.version, update, body)
+        fields = (self._link.session, self._sequence, self.slot, self._ticket)
+        return Message(kind, *fields, self.version, update, body)

@@ -1,5 +1,5 @@
-"""A parameter server and its workers in one process: every message is handed over, lost or repeated
-as a test says. And the plain reference that the server is measured against."""
+"""A parameter server and its workers in one process, whose messages are delivered, lost or repeated
+as a test says; and a plain reference of the server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dgc.parameter_server import (
     Asynchronous,
-    Course,
+    Budget,
     Link,
     Observer,
     Server,
@@ -26,30 +26,31 @@ from dgc.parameter_server.protocol import Kind, Message
 BUFFERS = 6  # of the model, as a BatchNorm's
 
 
-class Notes(Observer):
-    """Keeps what it is told."""
+class Recorder(Observer):
+    """Records the server's callbacks."""
 
     def __init__(self) -> None:
         self.updates: list[Update] = []
-        self.told: list[tuple[int, list[float]]] = []
+        self.losses_seen: list[tuple[int, list[float]]] = []
 
     def updated(self, update):
         self.updates.append(update)
 
-    def losses(self, place, values):
-        self.told.append((place, values))
+    def losses(self, slot, values):
+        self.losses_seen.append((slot, values))
 
 
 class World:
-    """A server, which may be started anew, and the time.
+    """A server, which may be restarted, and the time.
 
-    faults: draws what happens to a message: 'lost', 'reply lost', 'twice', 'again later', ''.
+    Args:
+        faults: Draws what happens to a message: 'lost', 'reply lost', 'twice', 'again later', ''.
     """
 
     def __init__(
         self,
         make: Callable[[], Asynchronous],
-        places: int = 3,
+        slots: int = 3,
         updates: int = 10_000,
         faults: Callable[[], str] = lambda: '',
         patience: float = 0.0,
@@ -57,9 +58,9 @@ class World:
     ) -> None:
         self.make, self.faults, self.now, self.patience = make, faults, 0.0, patience
         self.settings = {'lr': 0.1, 'momentum': 0.9, **settings}
-        self.course = Course(places, 4, updates)
-        self.notes = Notes()
-        self.late: list[bytes] = []  # copies of frames that are still under way
+        self.budget = Budget(slots, 4, updates)
+        self.notes = Recorder()
+        self.late: list[bytes] = []  # copies of frames that arrive later
         self.server = self.new_server()
 
     def new_server(self) -> Server:
@@ -67,11 +68,11 @@ class World:
         self.buffers = [torch.zeros(BUFFERS)]
         sgd = torch.optim.SGD([p for _, p in self.named], **self.settings)
         return Server(
-            sgd, self.named, self.buffers, self.make(), self.course, 'test', self.notes, timeout=10
+            sgd, self.named, self.buffers, self.make(), self.budget, 'test', self.notes, timeout=10
         )
 
     def restart(self, state: dict) -> None:
-        """Another server process goes on from a checkpoint."""
+        """Replace the server by a new one that continues from a checkpoint."""
         self.server = self.new_server()
         self.server.load_state_dict(state)
 
@@ -79,7 +80,7 @@ class World:
         return self.server.handle(frame, self.now)
 
     def deliver_late(self) -> None:
-        """What has been under way for long arrives now; nobody waits for the replies."""
+        """Deliver the delayed copies of messages, and drop the replies."""
         while self.late:
             self.deliver(self.late.pop(0))
 
@@ -88,19 +89,19 @@ class World:
 
 
 class Wire(Link):
-    """Hands messages over, with the faults of the world."""
+    """Delivers messages, with the faults of the world."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world.patience)
         self.world = world
 
     def pause(self) -> None:
-        """Until the server has given up whoever is silent."""
+        """Let silent workers time out."""
         self.world.now += 11
         self.world.server.tick(self.world.now)
 
     def request(self, message: Message) -> Message:
-        frame = message.write()
+        frame = message.encode()
         for fault in iter(self.world.faults, None):
             if fault == 'lost':
                 continue
@@ -111,20 +112,20 @@ class Wire(Link):
                 assert self.world.deliver(frame) == reply or reply_kind(reply) is Kind.FULL
             if fault != 'reply lost':
                 assert reply is not None
-                read = protocol.read(reply, protocol.FROM_SERVER)
+                read = protocol.decode(reply, protocol.FROM_SERVER)
                 if read.kind is Kind.REFUSED:
                     raise ServerError(read.text)
                 assert (read.session, read.sequence) == (message.session, message.sequence)
                 return read
         raise AssertionError('faults never end')
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         if self.world.faults() != 'lost':
-            assert self.world.deliver(message.write()) is None
+            assert self.world.deliver(message.encode()) is None
 
 
 def reply_kind(reply: bytes) -> Kind:
-    return protocol.read(reply, protocol.FROM_SERVER).kind
+    return protocol.decode(reply, protocol.FROM_SERVER).kind
 
 
 class Worker:
@@ -142,20 +143,20 @@ class Worker:
 
     def step(self, rank: int | None = None) -> None:
         self.optimizer.zero_grad()
-        place = self.optimizer.place if rank is None else rank
-        loss(self.named, place, self.steps).backward()
+        slot = self.optimizer.slot if rank is None else rank
+        loss(self.named, slot, self.steps).backward()
         self.steps += 1
         self.optimizer.step()
 
     @property
     def is_known(self) -> bool:
-        """Whether the server of now has given it what it has."""
-        member = self.world.server.membership.get(self.optimizer._link.session)
+        """Whether the current server has sent it the model that it began with."""
+        member = self.world.server.workers.get(self.optimizer._link.session)
         return member is not None and member.ticket == self.optimizer._ticket
 
     def assert_recorded(self) -> None:
         """The server's record of this worker is its parameters, bit for bit."""
-        records = self.world.server.model.records[self.optimizer.place]
+        records = self.world.server.model.records[self.optimizer.slot]
         for record, values in zip(records, self.optimizer.flats, strict=True):
             assert torch.equal(record, values)
         for (_, parameter), (_, mine) in zip(self.named, self.views(), strict=True):
@@ -172,7 +173,7 @@ class Worker:
 
 
 class Plain:
-    """DGS's server, of one bucket, as the paper has it: dense vectors and no messages."""
+    """The server of DGS for one bucket, as in the paper: dense vectors, no messages."""
 
     def __init__(self, model: Tensor) -> None:
         self.model = model.clone()
@@ -183,7 +184,7 @@ class Plain:
         return self.model.clone()
 
     def push(self, worker: int, update: Tensor, k: int) -> Tensor:
-        """``update[n]`` in, the answer out: the ``k`` largest of what the worker has not seen."""
+        """Apply ``update[n]``; returns the ``k`` largest differences to the worker's record."""
         self.model = self.model - update
         difference = self.model - self.records[worker]
         answer = torch.zeros_like(difference)
@@ -194,6 +195,6 @@ class Plain:
 
 
 def random_faults(draw: random.Random, share: float) -> Callable[[], str]:
-    """Every fault now and then, and mostly none."""
+    """Draw one of all faults with probability ``share``, else none."""
     kinds: Sequence[str] = ('lost', 'reply lost', 'twice', 'again later')
     return lambda: draw.choice(kinds) if draw.random() < share else ''

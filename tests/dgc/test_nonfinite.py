@@ -172,33 +172,32 @@ STATEFUL = {
     'random-k': lambda **s: always(memory=Residual(), exchange=RandomK(), **s),
     'powersgd': lambda **s: always(memory=Residual(), exchange=PowerSGD(2), **s),
     '1-bit adam': lambda **s: always(
+        warmup=2,
         memory=AveragedMomentum(),
         codec=Codec('int8', 'none'),
         exchange=CompressedAllReduce(),
-        warmup=2,
         **s,
     ),
     'qsgd': lambda **s: always(codec=Codec('qsgd8', 'none'), exchange=AllGather(), **s),
 }
 
 
-def always(warmup: int = 0, nonfinite: str = 'stop', clipping=None, **parts) -> dgc.Composition:
-    """Every parameter at a density of 0.1, after ``warmup`` uncompressed steps."""
-    schedule = DensitySchedule(0.1, warmup, [1.0] * warmup, stage_steps=1)
-    if parts['exchange'].selects is False:
-        schedule = DensitySchedule(1.0, warmup, [1.0] * warmup, stage_steps=1)
-    return dgc.Composition(
-        schedule=schedule,
-        rules=dgc.LayerRules(min_dims=0),
-        nonfinite=nonfinite,
-        clipping=clipping,
-        **parts,
-    )
+# Whose sum over the ranks is not divided as it is added, so that it may overflow.
+SUMMED = {
+    name: (COMPOSITIONS | STATEFUL)[name]
+    for name in ('dense', 'error feedback, uncompressed', 'oktopk', 'hierarchical', 'powersgd')
+}
 
 
-def momentum_of(composition: dgc.Composition) -> float:
-    """0.9, or 0 where the memory has a momentum of its own."""
-    return 0.0 if isinstance(composition.memory, AveragedMomentum) else 0.9
+def always(warmup: int = 0, nonfinite: str = 'stop', **parts) -> dgc.Composition:
+    """Every parameter at a density of 0.1 where the exchange selects, else of 1; at first
+    ``warmup`` uncompressed steps."""
+    density = 0.1 if parts['exchange'].selects else 1.0
+    schedule = DensitySchedule(density)
+    if warmup:
+        schedule = DensitySchedule(density, 1, [1.0], stage_steps=warmup)
+    rules = dgc.LayerRules(min_dims=0)
+    return dgc.Composition(schedule=schedule, rules=rules, nonfinite=nonfinite, **parts)
 
 
 def trained(make, steps, spoil, ranks: int = 4) -> list[tuple]:
@@ -209,8 +208,7 @@ def trained(make, steps, spoil, ranks: int = 4) -> list[tuple]:
 
     def worker(engine):
         named = parameters()
-        composition = make(nonfinite='skip')
-        optimizer = wrap(named, composition, engine, momentum=momentum_of(composition))
+        optimizer = wrap(named, make(nonfinite='skip'), engine, momentum=0.9)
         for step in steps:
             optimizer.zero_grad()
             backward(named, engine.rank, step, *spoil(engine.rank, step))
@@ -238,7 +236,9 @@ class TestSkip:
     """nonfinite='skip': all ranks roll the state of all parts back, and training goes on."""
 
     @pytest.mark.parametrize('bad', ['wide.weight', 'scale'])
-    @pytest.mark.parametrize('make', (COMPOSITIONS | STATEFUL).values(), ids=COMPOSITIONS | STATEFUL)
+    @pytest.mark.parametrize(
+        'make', (COMPOSITIONS | STATEFUL).values(), ids=COMPOSITIONS | STATEFUL
+    )
     def test_a_step_not_finite_on_one_rank_leaves_no_trace(self, make, bad):
         """Also where it is in the last bucket, when all others have been exchanged."""
         assert_no_trace(make, lambda rank, step: (bad,) if (rank, step) == (1, 2) else ())
@@ -250,14 +250,22 @@ class TestSkip:
             make, lambda rank, step: ('narrow.weight', value) if rank and step == 2 else ()
         )
 
-    @pytest.mark.parametrize(
-        'make',
-        (COMPOSITIONS | STATEFUL).values(),
-        ids=COMPOSITIONS | STATEFUL,
-    )
+    @pytest.mark.parametrize('make', SUMMED.values(), ids=SUMMED)
     def test_nor_does_a_sum_that_overflows(self, make):
-        """Each rank's gradient is finite; what the ranks' sum holds is not."""
+        """Each rank's gradient is finite, and the sum over the ranks is not."""
         assert_no_trace(make, lambda rank, step: ('wide.weight', 3e38) if step == 2 else ())
+
+    @pytest.mark.parametrize(
+        'make', (COMPOSITIONS | STATEFUL).values(), ids=COMPOSITIONS | STATEFUL
+    )
+    def test_no_huge_gradient_makes_parameters_infinite(self, make):
+        """A mean that is divided as it is added is finite, and the step is taken."""
+        results = trained(
+            make, range(3), lambda rank, step: ('wide.weight', 3e38) if step == 2 else ()
+        )
+        for parameters_, _, _ in results:
+            assert_same(parameters_, results[0][0])
+            assert all(parameter.isfinite().all() for parameter in parameters_)
 
     @pytest.mark.parametrize('clipping', [ClipByNorm, ClipByModelNorm, ClipByGlobalNorm])
     @pytest.mark.parametrize('make', [COMPOSITIONS['dense'], COMPOSITIONS['dgc']])

@@ -23,9 +23,9 @@ exact = partial(dual_way, compress_ratio=0.05, compressor=TopK(), secondary=TopK
 
 @pytest.mark.parametrize('seed', range(2))
 @pytest.mark.parametrize('codec', CODECS, ids='-'.join)
-def test_a_record_is_its_workers_parameters_whatever_happens(codec, seed):
-    """Workers step, leave, die and come; messages are lost, repeated and late; the server is killed
-    and goes on from a checkpoint."""
+def test_a_record_is_its_workers_parameters_at_any_interleaving(codec, seed):
+    """Workers step, leave, die and join; messages are lost, repeated and delayed; the server is
+    killed and continues from a checkpoint."""
     draw = random.Random(f'{codec} {seed}')
     memory = draw.choice([SAMomentum, MomentumCorrection])
     secondary = draw.choice([SampledTopK, TopK, Changed])
@@ -40,13 +40,13 @@ def test_a_record_is_its_workers_parameters_whatever_happens(codec, seed):
         event = draw.choices(
             ['step', 'join', 'leave', 'die', 'late', 'save', 'restart'], [80, 8, 3, 3, 4, 3, 2]
         )[0]
-        if event == 'join' and len(workers) < world.course.places:
+        if event == 'join' and len(workers) < world.budget.worker_slots:
             workers.append(world.join())
         elif event == 'step' and workers:
             draw.choice(workers).step()
         elif event == 'leave' and len(workers) > 1:
             workers.pop(draw.randrange(len(workers))).optimizer.close()
-        elif event == 'die' and len(workers) > 1:  # without a word, as whoever is silent so long
+        elif event == 'die' and len(workers) > 1:  # without a LEAVE: it times out
             workers.pop(draw.randrange(len(workers)))
             world.now += 11
             world.server.tick(world.now)
@@ -64,10 +64,10 @@ def test_a_record_is_its_workers_parameters_whatever_happens(codec, seed):
     assert len(world.notes.updates) > 20
 
 
-def test_the_server_is_the_papers():
-    """Against dense vectors: what is sent is what the reference sends, element for element."""
+def test_the_server_equals_the_reference_of_the_paper():
+    """Every element that is sent equals that of a reference with dense vectors."""
     make = partial(exact, memory=Residual(), planner=PerTensor())
-    world = World(make, places=3, momentum=0.0)
+    world = World(make, slots=3, momentum=0.0)
     name, k = 'wide.weight', 64
     plain = Plain(dict(parameters())[name].detach().flatten())
     workers = [world.join() for _ in range(3)]
@@ -100,10 +100,10 @@ def sgd_steps(steps: int, **settings) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize('memory', [SAMomentum, MomentumCorrection])
-def test_one_worker_that_sends_everything_is_momentum_sgd_to_the_last_bit(memory):
+def test_one_dense_worker_equals_momentum_sgd_bit_for_bit(memory):
     """At rates that are powers of two, where (lr·u) and lr·(u) are the same number."""
     settings = {'lr': 0.25, 'momentum': 0.5}
-    world = World(lambda: dual_way(1.0, memory=memory()), places=1, **settings)
+    world = World(lambda: dual_way(1.0, memory=memory()), slots=1, **settings)
     worker = world.join()
     for _ in range(20):
         worker.step()
@@ -112,9 +112,9 @@ def test_one_worker_that_sends_everything_is_momentum_sgd_to_the_last_bit(memory
 
 
 @pytest.mark.parametrize('memory', [SAMomentum, MomentumCorrection])
-def test_one_worker_that_sends_everything_is_momentum_sgd(memory):
+def test_one_dense_worker_equals_momentum_sgd(memory):
     settings = {'lr': 0.1, 'momentum': 0.9, 'weight_decay': 0.01}
-    world = World(lambda: dual_way(1.0, memory=memory()), places=1, **settings)
+    world = World(lambda: dual_way(1.0, memory=memory()), slots=1, **settings)
     worker = world.join()
     for _ in range(20):
         worker.step()
@@ -124,10 +124,10 @@ def test_one_worker_that_sends_everything_is_momentum_sgd(memory):
 
 @pytest.mark.parametrize('codec', CODECS, ids='-'.join)
 @pytest.mark.parametrize('ratio', [1.0, 0.05])
-def test_what_is_dense_is_the_servers_own_after_each_step(codec, ratio):
-    """Not only what the server's record says, which follows a wrong answer as the worker does."""
+def test_dense_parameters_equal_the_servers_after_each_step(codec, ratio):
+    """Compared with θ itself: the record follows a wrong answer as the worker does."""
     values, indices = codec
-    world = World(lambda: dual_way(ratio, values=values, indices=indices), places=2)
+    world = World(lambda: dual_way(ratio, values=values, indices=indices), slots=2)
     workers = [world.join(), world.join()]
     for number in range(6):
         worker = workers[number % 2]
@@ -138,9 +138,9 @@ def test_what_is_dense_is_the_servers_own_after_each_step(codec, ratio):
                 assert torch.equal(parameter, servers[name]), name
 
 
-def test_nesterov_is_momentum_correction_only():
+def test_nesterov_needs_momentum_correction():
     settings = {'lr': 0.1, 'momentum': 0.9, 'nesterov': True}
-    world = World(lambda: dual_way(1.0, memory=MomentumCorrection()), places=1, **settings)
+    world = World(lambda: dual_way(1.0, memory=MomentumCorrection()), slots=1, **settings)
     worker = world.join()
     for _ in range(20):
         worker.step()
@@ -150,9 +150,9 @@ def test_nesterov_is_momentum_correction_only():
         World(dual_way, **settings)
 
 
-def test_what_an_answer_leaves_out_comes_later():
-    """A worker that adds nothing sees all that another has added, and no more is left for it."""
-    world = World(lambda: exact(memory=Residual()), places=2, momentum=0.0)
+def test_unsent_elements_of_an_answer_are_sent_later():
+    """A worker with zero gradients receives all updates of another, and nothing remains."""
+    world = World(lambda: exact(memory=Residual()), slots=2, momentum=0.0)
     first, second = world.join(), world.join()
     for _ in range(5):
         first.step()
@@ -170,18 +170,18 @@ def test_what_an_answer_leaves_out_comes_later():
 
 
 def test_staleness_counts_the_updates_of_others():
-    world = World(exact, places=3)
+    world = World(exact, slots=3)
     a, b, c = (world.join() for _ in range(3))
     for worker in (a, b, a, a, c):
         worker.step()
     assert [update.staleness for update in world.notes.updates] == [0, 1, 1, 0, 4]
-    assert [update.place for update in world.notes.updates] == [0, 1, 0, 0, 2]
+    assert [update.slot for update in world.notes.updates] == [0, 1, 0, 0, 2]
     assert [update.version for update in world.notes.updates] == [1, 2, 3, 4, 5]
 
 
-def test_stale_updates_count_less_where_that_is_asked_for():
+def test_stale_updates_are_scaled_on_request():
     def moved(**parts):
-        world = World(lambda: dual_way(1.0, **parts), places=2)
+        world = World(lambda: dual_way(1.0, **parts), slots=2)
         a, b = world.join(), world.join()
         for _ in range(3):
             a.step(rank=0)
@@ -192,8 +192,8 @@ def test_stale_updates_count_less_where_that_is_asked_for():
     torch.testing.assert_close(moved(scaling=InverseStaleness()), moved() / 3, rtol=1e-4, atol=1e-6)
 
 
-def test_learning_rates_and_ratios_follow_the_servers_progress():
-    world = World(exact, places=2)
+def test_learning_rates_and_densities_follow_the_servers_progress():
+    world = World(exact, slots=2)
     a, b = world.join(), world.join()
     for _ in range(5):
         a.step()
@@ -202,8 +202,8 @@ def test_learning_rates_and_ratios_follow_the_servers_progress():
     assert b.optimizer.steps == 3
 
 
-def test_statistics_are_the_mean_of_what_workers_reported():
-    world = World(lambda: exact(statistics_period=1), places=2)
+def test_statistics_are_the_mean_of_the_workers_reports():
+    world = World(lambda: exact(statistics_period=1), slots=2)
     a, b = world.join(), world.join()
     assert torch.equal(a.buffers[0], torch.zeros(BUFFERS))  # the server's
     a.buffers[0].fill_(1.0)
@@ -217,8 +217,8 @@ def test_statistics_are_the_mean_of_what_workers_reported():
 
 
 def test_a_buffer_that_is_infinite_everywhere_stays_so():
-    """A mask of attention, among the buffers of a model."""
-    world = World(lambda: exact(statistics_period=1), places=1)
+    """Such as an attention mask among the buffers of a model."""
+    world = World(lambda: exact(statistics_period=1), slots=1)
     world.buffers[0][1] = -torch.inf
     worker = world.join()
     assert worker.buffers[0][1] == -torch.inf
@@ -229,7 +229,7 @@ def test_a_buffer_that_is_infinite_everywhere_stays_so():
 
 
 def test_a_statistic_that_has_overflowed_does_not_reach_the_server():
-    world = World(lambda: exact(statistics_period=1), places=1)
+    world = World(lambda: exact(statistics_period=1), slots=1)
     worker = world.join()
     worker.buffers[0].copy_(torch.tensor([2.0, torch.nan, torch.inf, 1.0, 1.0, 1.0]))
     worker.step()
@@ -237,13 +237,13 @@ def test_a_statistic_that_has_overflowed_does_not_reach_the_server():
 
 
 def test_losses_arrive():
-    world = World(exact, places=1)
+    world = World(exact, slots=1)
     world.join().optimizer.report_losses([1.5, 0.25])
-    assert world.notes.told == [(0, [1.5, 0.25])]
+    assert world.notes.losses_seen == [(0, [1.5, 0.25])]
 
 
-def test_training_ends_after_exactly_so_many_updates_and_drains():
-    world = World(exact, places=2, updates=7)
+def test_training_ends_after_the_exact_number_of_updates_and_drains():
+    world = World(exact, slots=2, updates=7)
     a, b = world.join(), world.join()
     while not (a.optimizer.finished and b.optimizer.finished):
         for worker in (a, b):
@@ -260,27 +260,27 @@ def test_training_ends_after_exactly_so_many_updates_and_drains():
     assert world.server.version == 7
 
 
-def test_a_place_is_free_once_its_worker_is_silent_and_who_returns_gets_the_model_anew():
-    world = World(exact, places=2)
+def test_a_silent_worker_loses_its_slot_and_gets_the_whole_model_when_it_returns():
+    world = World(exact, slots=2)
     a, b = world.join(), world.join()
-    with pytest.raises(ServerError, match='all places at the server are taken'):
+    with pytest.raises(ServerError, match='all worker slots of the server have been taken'):
         world.join()
     world.now = 9
     a.step()
     world.now = 15
     world.server.tick(world.now)  # b has been silent for 15 seconds, a for 6
     c = world.join()
-    assert c.optimizer.place == 1
+    assert c.optimizer.slot == 1
     a.optimizer.close()
-    b.step()  # its place was taken, another is free
-    assert b.optimizer.place == 0
+    b.step()  # its slot is taken, another one is free
+    assert b.optimizer.slot == 0
     for worker in (b, c):
         worker.assert_recorded()
 
 
-def test_a_restarted_server_takes_in_each_update_once():
-    """The update is in the checkpoint, its answer was never seen: it is sent again, and ignored."""
-    world = World(lambda: dual_way(1.0), places=1)
+def test_a_restarted_server_applies_each_update_once():
+    """The update is in the checkpoint, its answer is lost: it is sent again, and skipped."""
+    world = World(lambda: dual_way(1.0), slots=1)
     worker = world.join()
     worker.step()
     states = []
@@ -308,8 +308,8 @@ def test_a_restarted_server_takes_in_each_update_once():
     assert world.server.version == 3
 
 
-def test_an_update_that_a_killed_server_had_not_saved_is_made_again():
-    world = World(lambda: dual_way(1.0), places=1)
+def test_an_update_after_the_checkpoint_of_a_killed_server_is_made_again():
+    world = World(lambda: dual_way(1.0), slots=1)
     worker = world.join()
     worker.step()
     world.restart(world.server.state_dict())
@@ -318,8 +318,8 @@ def test_an_update_that_a_killed_server_had_not_saved_is_made_again():
     worker.assert_recorded()
 
 
-def test_a_checkpoint_is_read_without_pickle_and_goes_on_with_the_same_model():
-    world = World(exact, places=2)
+def test_a_checkpoint_is_read_without_pickle_and_restores_the_same_model():
+    world = World(exact, slots=2)
     workers = [world.join(), world.join()]
     for step in range(6):
         workers[step % 2].step()
@@ -335,7 +335,7 @@ def test_a_checkpoint_is_read_without_pickle_and_goes_on_with_the_same_model():
 def test_a_gradient_that_is_not_finite_is_named_and_never_sent():
     from dgc import NonFiniteGradientError
 
-    world = World(exact, places=1)
+    world = World(exact, slots=1)
     worker = world.join()
     worker.step()
     dict(worker.named)['bias'].grad = torch.full((10,), torch.nan)
@@ -345,7 +345,7 @@ def test_a_gradient_that_is_not_finite_is_named_and_never_sent():
 
 
 def test_bytes_and_elements_are_counted_alike_on_both_sides():
-    world = World(exact, places=1)
+    world = World(exact, slots=1)
     worker = world.join()
     before = worker.optimizer.progress.sent, worker.optimizer.progress.received
     worker.step()

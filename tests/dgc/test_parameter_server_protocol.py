@@ -1,4 +1,4 @@
-"""What comes over the network is refused unless it makes sense, and nobody else suffers."""
+"""Invalid messages are refused, and the other workers train on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from ps_helpers import World
 
 from dgc.codec import Codec
-from dgc.parameter_server import dual_way, protocol, sections
+from dgc.parameter_server import dual_way, protocol
 from dgc.parameter_server.protocol import FROM_SERVER, FROM_WORKER, HEADER, Kind, Message
 from dgc.sparse import Sparse
 
@@ -21,8 +21,8 @@ def altered(frame: bytes, offset: int, new: bytes) -> bytes:
     return frame[:offset] + new + frame[offset + len(new) :]
 
 
-def test_a_message_is_what_the_module_says():
-    frame = PUSH.write()
+def test_a_message_has_the_documented_bytes():
+    frame = PUSH.encode()
     expected = (
         b'DGS\x01' + (2).to_bytes(2, 'little') + (3).to_bytes(2, 'little') + b'\xff' * 8
         + (7).to_bytes(8, 'little') + (2**64 - 2).to_bytes(8, 'little')
@@ -30,27 +30,27 @@ def test_a_message_is_what_the_module_says():
     )  # fmt: skip
     assert frame == expected
     assert len(frame) == HEADER.size + 4 == 60
-    assert protocol.read(frame, FROM_WORKER) == PUSH
+    assert protocol.decode(frame, FROM_WORKER) == PUSH
 
 
 @pytest.mark.parametrize(
     ('frame', 'reason'),
     [
         (b'', '0 bytes are no message'),
-        (PUSH.write()[: HEADER.size - 1], '55 bytes are no message'),
-        (altered(PUSH.write(), 0, b'HTTP'), 'begins with'),
-        (altered(PUSH.write(), 3, b'\x02'), 'begins with'),
-        (altered(PUSH.write(), 4, b'\xff\xff'), 'kind 65535'),
-        (altered(PUSH.write(), 4, bytes([Kind.ANSWER, 0])), 'kind 17'),
-        (PUSH.write() + b'x', '4 bytes was announced, 5 came'),
-        (altered(PUSH.write(), 48, b'\xff' * 8), 'bytes was announced'),
+        (PUSH.encode()[: HEADER.size - 1], '55 bytes are no message'),
+        (altered(PUSH.encode(), 0, b'HTTP'), 'begins with'),
+        (altered(PUSH.encode(), 3, b'\x02'), 'begins with'),
+        (altered(PUSH.encode(), 4, b'\xff\xff'), 'kind 65535'),
+        (altered(PUSH.encode(), 4, bytes([Kind.ANSWER, 0])), 'kind 17'),
+        (PUSH.encode() + b'x', '4 bytes was announced, 5 arrived'),
+        (altered(PUSH.encode(), 48, b'\xff' * 8), 'bytes was announced'),
     ],
 )
-def test_frames_that_are_no_message_are_refused(frame, reason):
+def test_invalid_frames_are_refused(frame, reason):
     with pytest.raises(protocol.ProtocolError, match=reason):
-        protocol.read(frame, FROM_WORKER)
+        protocol.decode(frame, FROM_WORKER)
     world = World(dual_way)
-    reply = protocol.read(world.server.handle(frame, 0.0), FROM_SERVER)
+    reply = protocol.decode(world.server.handle(frame, 0.0), FROM_SERVER)
     assert reply.kind is Kind.REFUSED and reason in reply.text
 
 
@@ -63,10 +63,12 @@ def parts() -> list[Sparse]:
     ]
 
 
-def test_sections_come_back():
-    body = b''.join(sections.write(part, CODEC) for part in parts())
-    assert len(body) % sections.ALIGNMENT == 0
-    for part, there in zip(parts(), sections.read(body, [500, 3, 9], CODEC), strict=True):
+def test_sections_are_decoded_as_they_were_encoded():
+    body = b''.join(protocol.encode_section(part, CODEC) for part in parts())
+    assert len(body) % protocol.SECTION_ALIGNMENT == 0
+    for part, there in zip(
+        parts(), protocol.decode_sections(body, [500, 3, 9], CODEC), strict=True
+    ):
         assert torch.equal(part.to_dense(), there.to_dense()) and part.is_dense == there.is_dense
 
 
@@ -83,15 +85,15 @@ def test_sections_come_back():
         ([500, 3, 9], lambda body: altered(body, 0, b'\x00'), 'elements, where 500'),
     ],
 )
-def test_bodies_that_are_no_update_are_refused(numels, change, reason):
-    body = change(b''.join(sections.write(part, CODEC) for part in parts()))
+def test_invalid_bodies_are_refused(numels, change, reason):
+    body = change(b''.join(protocol.encode_section(part, CODEC) for part in parts()))
     with pytest.raises(ValueError, match=reason):
-        sections.read(body, numels, CODEC)
+        protocol.decode_sections(body, numels, CODEC)
 
 
-def test_no_message_is_longer_than_it_may_be():
-    """The longest that there are: a model, and the answer with all of it."""
-    world = World(lambda: dual_way(1.0), places=1)
+def test_no_message_is_longer_than_max_message_bytes():
+    """The longest ones: a model, and a dense answer."""
+    world = World(lambda: dual_way(1.0), slots=1)
     longest, deliver = [0], world.deliver
 
     def measured(frame):
@@ -103,14 +105,14 @@ def test_no_message_is_longer_than_it_may_be():
     worker = world.join()
     worker.step()
     worker.optimizer.close()
-    assert 4 * 1451 < max(longest) <= world.server.most_bytes < max(longest) + 3000
+    assert 4 * 1451 < max(longest) <= world.server.max_message_bytes < max(longest) + 3000
 
 
 @pytest.mark.parametrize('seed', range(3))
-def test_whatever_a_worker_sends_the_server_lives_and_the_others_train_on(seed):
-    """Its own frames with bytes changed, cut and made longer."""
+def test_the_server_survives_damaged_frames_and_the_others_train_on(seed):
+    """A worker's own frames with changed bytes, truncated and extended."""
     draw = random.Random(seed)
-    world = World(lambda: dual_way(0.05, values='int8', indices='packed'), places=3)
+    world = World(lambda: dual_way(0.05, values='int8', indices='packed'), slots=3)
     good, other = world.join(), world.join()
     frames, deliver = [], world.deliver
 
@@ -131,7 +133,7 @@ def test_whatever_a_worker_sends_the_server_lives_and_the_others_train_on(seed):
         cut = draw.choice([None, None, draw.randrange(len(frame))])
         extra = bytes(draw.choice([0, 0, 5]))
         reply = world.server.handle(bytes(frame[:cut]) + extra, 0.0)
-        refused += reply is not None and protocol.read(reply, FROM_SERVER).kind is Kind.REFUSED
+        refused += reply is not None and protocol.decode(reply, FROM_SERVER).kind is Kind.REFUSED
     assert refused > 200
     for worker in (good, other, good):
         worker.step()
@@ -139,25 +141,25 @@ def test_whatever_a_worker_sends_the_server_lives_and_the_others_train_on(seed):
 
 
 def test_an_update_with_an_infinity_is_refused():
-    world = World(lambda: dual_way(1.0), places=1)
+    world = World(lambda: dual_way(1.0), slots=1)
     worker = world.join()
     before = [values.clone() for values in world.server.model.flats]
-    numels = world.server.numels
+    numels = world.server.model.numels
     bad = [Sparse(torch.full((numel,), torch.inf), None, numel) for numel in numels]
-    body = b''.join(sections.write(part, CODEC) for part in bad)
+    body = b''.join(protocol.encode_section(part, CODEC) for part in bad)
     message = worker.optimizer._message(Kind.PUSH, body)._replace(sequence=99, update=1)
-    reply = protocol.read(world.server.handle(message.write(), 0.0), FROM_SERVER)
+    reply = protocol.decode(world.server.handle(message.encode(), 0.0), FROM_SERVER)
     assert reply.kind is Kind.REFUSED and 'infinity' in reply.text
     assert all(map(torch.equal, before, world.server.model.flats))
 
 
-@pytest.mark.parametrize('kind', sorted(protocol.TOLD - {Kind.HEARTBEAT}))
-def test_what_nobody_waits_for_is_refused_in_the_log_alone(kind, caplog):
-    """A reply would be taken for that of the worker's next request."""
+@pytest.mark.parametrize('kind', sorted(protocol.WITHOUT_REPLY - {Kind.HEARTBEAT}))
+def test_messages_without_reply_are_refused_in_the_log_alone(kind, caplog):
+    """A worker would take a reply for that to its next request."""
     world = World(lambda: dual_way(0.05))
     worker = world.join()
     session = worker.optimizer._link.session
-    assert world.deliver(Message(kind, session, 0, body=b'1234567').write()) is None
+    assert world.deliver(Message(kind, session, 0, body=b'1234567').encode()) is None
     assert 'refused a message' in caplog.text
     worker.step()
     worker.assert_recorded()

@@ -1,4 +1,4 @@
-"""What a server refuses, by name, and goes on."""
+"""Refusals of a server, which name the reason, and after which it continues."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ps_helpers import World
 
 from dgc.compressors import TopK
 from dgc.memory import Residual
-from dgc.parameter_server import Course, Server, ServerError, dual_way
+from dgc.parameter_server import Budget, Server, ServerError, dual_way
 
 exact = partial(dual_way, compress_ratio=0.05, compressor=TopK(), secondary=TopK())
 
@@ -39,7 +39,7 @@ def test_a_checkpoint_of_another_model_is_refused():
     ],
 )
 def test_another_model_is_refused_and_the_others_train_on(change, aspect, monkeypatch, caplog):
-    world = World(exact, places=2)
+    world = World(exact, slots=2)
     good = world.join()
     named = parameters()
     change(named)
@@ -55,31 +55,31 @@ def test_another_model_is_refused_and_the_others_train_on(change, aspect, monkey
 def test_another_configuration_is_refused():
     world = World(exact)
     server = world.server
-    server._aspects['the configuration'] = bytes(32)
+    server._digests['the configuration'] = bytes(32)
     with pytest.raises(ServerError, match='differ in the configuration'):
         world.join()
 
 
 @pytest.mark.parametrize(
-    ('course', 'remedy'),
-    [(Course(0, 1, 1), 'configs.server.workers'), (Course(1, 1, 0), 'nothing')],
+    ('budget', 'remedy'),
+    [(Budget(0, 1, 1), 'configs.server.workers'), (Budget(1, 1, 0), 'nothing')],
 )
-def test_a_course_that_makes_no_sense_is_refused(course, remedy):
+def test_an_invalid_budget_is_refused(budget, remedy):
     named = parameters()
     sgd = torch.optim.SGD([p for _, p in named], lr=0.1, momentum=0.9)
     with pytest.raises(ValueError, match=remedy):
-        Server(sgd, named, [], dual_way(), course)
+        Server(sgd, named, [], dual_way(), budget)
 
 
 @pytest.mark.parametrize(
     ('make', 'settings', 'remedy'),
     [
         (dual_way, {'momentum': 0.0}, 'momentum above 0'),
-        (partial(dual_way, memory=Residual()), {}, 'set its momentum to 0'),
+        (partial(dual_way, memory=Residual()), {}, "set the optimizer's momentum to 0"),
         (dual_way, {'dampening': 0.5}, 'no dampening'),
     ],
 )
-def test_settings_that_cannot_be_honoured_are_refused(make, settings, remedy):
+def test_settings_without_effect_are_refused(make, settings, remedy):
     with pytest.raises(ValueError, match=remedy):
         World(make, **settings)
 

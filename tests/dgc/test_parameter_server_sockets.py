@@ -1,4 +1,4 @@
-"""Over real sockets, on loopback: who gets in, who is refused, and who comes back."""
+"""The parameter server over real sockets, on loopback: keys, refusals, reconnection, time-outs."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ from dgc.parameter_server import (
     Address,
     ServerError,
     ServerSettings,
-    Service,
-    SocketLink,
-    derive,
     dual_way,
-    keys,
     parse_address,
     protocol,
 )
 from dgc.parameter_server.protocol import Kind, Message
+from dgc.parameter_server.settings import choose_secret, read_key_file, write_key_file
+from dgc.parameter_server.sockets import Service, SocketLink, derive_key
 
 LOOPBACK = Address('127.0.0.1', 0)
-KEY = derive(bytes(range(32)))
+KEY = derive_key(bytes(range(32)))
 
 
 @contextmanager
@@ -54,7 +52,7 @@ def join(world: World, address: Address, key=None, patience: float = 20.0) -> Wo
 
 @pytest.mark.parametrize('key', [None, KEY], ids=['open', 'with a key'])
 def test_two_workers_train_over_sockets(key):
-    world = World(lambda: dual_way(0.05), places=2, updates=40)
+    world = World(lambda: dual_way(0.05), slots=2, updates=40)
     with served(world, key) as address:
         workers = [join(world, address, key) for _ in range(2)]
 
@@ -71,9 +69,9 @@ def test_two_workers_train_over_sockets(key):
     assert world.server.version == 40 and world.server.drained
 
 
-@pytest.mark.parametrize('theirs', [None, derive(bytes(32))], ids=['no key', 'another key'])
-def test_who_has_not_the_key_is_refused_and_the_others_train_on(theirs, caplog):
-    world = World(lambda: dual_way(0.05), places=2)
+@pytest.mark.parametrize('theirs', [None, derive_key(bytes(32))], ids=['no key', 'another key'])
+def test_a_worker_without_the_key_is_refused_and_the_others_train_on(theirs, caplog):
+    world = World(lambda: dual_way(0.05), slots=2)
     with served(world, KEY) as address:
         good = join(world, address, KEY)
         with pytest.raises(ServerError, match=r'same configs\.server\.key'):
@@ -85,27 +83,38 @@ def test_who_has_not_the_key_is_refused_and_the_others_train_on(theirs, caplog):
     assert 'refused a connection: it has another key, or none' in caplog.text
 
 
-def test_who_knows_the_servers_key_but_not_the_workers_is_refused():
-    world = World(lambda: dual_way(0.05), places=2)
-    half = KEY._replace(worker=derive(bytes(32)).worker)
+def test_a_request_after_the_connection_was_refused_does_not_block():
+    world = World(lambda: dual_way(0.05), slots=2)
+    with served(world, KEY) as address:
+        link = SocketLink(address, patience=1.0)
+        link.open(1000)
+        time.sleep(1.0)  # ZeroMQ gives a connection up whose handshake is refused
+        with pytest.raises(ServerError, match=r'same configs\.server\.key'):
+            link.request(Message(Kind.JOIN, link.session, 1))
+        link.close()
+
+
+def test_a_worker_with_the_servers_key_but_not_the_workers_is_refused():
+    world = World(lambda: dual_way(0.05), slots=2)
+    half = KEY._replace(worker=derive_key(bytes(32)).worker)
     with served(world, KEY) as address, pytest.raises(ServerError, match='no parameter server'):
         join(world, address, half, patience=1.0)
 
 
-def test_what_is_too_long_or_foreign_ends_its_connection_only(caplog):
+def test_messages_that_are_too_long_or_invalid_end_their_connection_only(caplog):
     caplog.set_level('INFO')
-    world = World(lambda: dual_way(0.05), places=2)
+    world = World(lambda: dual_way(0.05), slots=2)
     with served(world) as address:
         good = join(world, address)
         with zmq.Context() as context, context.socket(zmq.DEALER) as bad:
             bad.linger = 0
             bad.connect(address.endpoint)
-            bad.send(bytes(world.server.most_bytes + 1))
+            bad.send(bytes(world.server.max_message_bytes + 1))
             assert not bad.poll(300)
             bad.send_multipart([b'two', b'frames'])
             bad.send(b'GET / HTTP/1.1')
             assert bad.poll(3000)
-            reply = protocol.read(bad.recv(), protocol.FROM_SERVER)
+            reply = protocol.decode(bad.recv(), protocol.FROM_SERVER)
             assert reply.kind is Kind.REFUSED and 'no message' in reply.text
         with socket.create_connection(address) as raw:
             raw.sendall(b'GET / HTTP/1.1\r\n\r\n' + os.urandom(200))
@@ -118,11 +127,11 @@ def test_what_is_too_long_or_foreign_ends_its_connection_only(caplog):
     assert 'longer than' in caplog.text and 'are no message' in caplog.text
 
 
-def test_who_asks_and_never_reads_fills_no_memory():
+def test_a_peer_that_requests_and_never_reads_does_not_fill_the_memory():
     many, reply, handled = 100, bytes(1 << 20), []
     server = SimpleNamespace(
         handle=lambda frame, now, peer: handled.append(peer) or reply,
-        most_bytes=1 << 21, drained=False, tick=lambda now: None, membership=None,
+        max_message_bytes=1 << 21, drained=False, tick=lambda now: None, extend_deadlines=None,
     )  # fmt: skip
     with (
         Service(server, LOOPBACK) as service,
@@ -141,8 +150,8 @@ def test_who_asks_and_never_reads_fills_no_memory():
     assert 0 < kept < many / 2  # the kernel's buffers hold some of them
 
 
-def test_a_worker_waits_for_a_server_that_starts_anew_on_the_same_port():
-    world = World(lambda: dual_way(0.05), places=1)
+def test_a_worker_waits_for_a_server_that_restarts_on_the_same_port():
+    world = World(lambda: dual_way(0.05), slots=1)
     with served(world) as address:
         worker = join(world, address)
         worker.step()
@@ -169,26 +178,26 @@ def test_a_worker_gives_up_on_a_server_that_never_comes():
         assert time.monotonic() - start < 10
 
 
-def test_heartbeats_keep_a_place_and_their_end_frees_it():
-    world = World(lambda: dual_way(0.05), places=1)
+def test_heartbeats_hold_a_slot_and_their_end_frees_it():
+    world = World(lambda: dual_way(0.05), slots=1)
     world.server.timeout = 1.0
     with served(world) as address:
         worker = join(world, address)
         time.sleep(1.5)
-        assert len(world.server.membership) == 1
+        assert len(world.server.workers) == 1
         worker.optimizer._link._heartbeat.stop()
         deadline = time.monotonic() + 10
-        while len(world.server.membership) and time.monotonic() < deadline:
+        while len(world.server.workers) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert not len(world.server.membership)
+        assert not len(world.server.workers)
         worker.step()  # it joins again
         worker.assert_recorded()
         worker.optimizer.close()
 
 
-def test_a_server_that_was_busy_drops_nobody():
-    """While it does not listen, signs of life wait to be read."""
-    world = World(lambda: dual_way(0.05), places=2)
+def test_a_server_that_was_busy_drops_no_worker():
+    """While it reads no messages, heartbeats wait in its socket."""
+    world = World(lambda: dual_way(0.05), slots=2)
     world.server.timeout = 1.0
     service = Service(world.server, LOOPBACK)
     over, busy = threading.Event(), threading.Event()
@@ -215,7 +224,7 @@ def test_a_server_that_was_busy_drops_nobody():
     service.close()
 
 
-def test_a_port_that_is_taken_is_told():
+def test_a_port_in_use_is_an_error():
     world = World(dual_way)
     with served(world) as address, pytest.raises(ServerError, match='cannot listen at'):
         Service(world.new_server(), address)
@@ -223,39 +232,39 @@ def test_a_port_that_is_taken_is_told():
 
 @pytest.mark.parametrize('host', ['127.0.0.1', '127.1.2.3', 'localhost', '::1'])
 def test_loopback_needs_no_key(host):
-    assert keys.choose(None, host) is None
+    assert choose_secret(None, host) is None
 
 
 @pytest.mark.parametrize('host', ['0.0.0.0', '10.0.0.1', 'example.org', '::', '*'])
-def test_beyond_loopback_a_key_is_needed_unless_it_is_refused_by_name(host, tmp_path):
+def test_beyond_loopback_a_key_is_required_unless_unprotected_is_set(host, tmp_path):
     with pytest.raises(ServerError, match=r"configs\.server\.key is not set: .*'unprotected'"):
-        keys.choose(None, host)
-    assert keys.choose('unprotected', host) is None
-    keys.write(tmp_path / 'key')
-    assert keys.choose(str(tmp_path / 'key'), host) is not None
+        choose_secret(None, host)
+    assert choose_secret('unprotected', host) is None
+    write_key_file(tmp_path / 'key')
+    assert choose_secret(str(tmp_path / 'key'), host) is not None
 
 
-def test_a_key_file_is_its_owners_alone_and_never_overwritten(tmp_path):
+def test_a_key_file_is_private_and_never_overwritten(tmp_path):
     path = tmp_path / 'key'
-    keys.write(path)
+    write_key_file(path)
     assert path.stat().st_mode & 0o777 == 0o600
-    assert derive(keys.read(path)) == derive(keys.read(path))
+    assert len(read_key_file(path)) == 32 and read_key_file(path) == read_key_file(path)
     with pytest.raises(ServerError, match='cannot be made'):
-        keys.write(path)
+        write_key_file(path)
     path.chmod(0o644)
     with pytest.raises(ServerError, match='chmod 600'):
-        keys.read(path)
+        read_key_file(path)
     path.chmod(0o600)
     for text in ('', 'xyz', 'ab' * 31):
         path.write_text(text)
         with pytest.raises(ServerError, match='no key file'):
-            keys.read(path)
+            read_key_file(path)
     with pytest.raises(ServerError, match='cannot be read'):
-        keys.read(tmp_path / 'missing')
+        read_key_file(tmp_path / 'missing')
 
 
 def test_both_sides_derive_different_pairs():
-    assert KEY.server != KEY.worker and KEY != derive(bytes(32))
+    assert KEY.server != KEY.worker and KEY != derive_key(bytes(32))
     assert len({*KEY.server, *KEY.worker}) == 4
 
 
@@ -269,13 +278,13 @@ def test_both_sides_derive_different_pairs():
 )
 def test_addresses(text, address):
     assert parse_address(text, 'it') == address
-    assert parse_address(address.for_people, 'it') == address
+    assert parse_address(str(address), 'it') == address
 
 
 @pytest.mark.parametrize(
     'text', ['', 'host', 'host:', ':5', 'a b:5', 'tcp://a:5', 'h:65536', '::1']
 )
-def test_what_is_no_address_is_told_by_its_setting(text):
+def test_an_invalid_address_is_an_error_that_names_the_setting(text):
     with pytest.raises(ServerError, match=r'configs\.server\.bind = .* is no host:port'):
         parse_address(text, 'configs.server.bind')
 
@@ -288,17 +297,17 @@ def test_what_is_no_address_is_told_by_its_setting(text):
         ({'bind': 'a:1', 'address': 'a:1'}, 'serves or trains'),
     ],
 )
-def test_settings_that_make_no_sense_together_are_refused(settings, remedy):
+def test_contradictory_settings_are_refused(settings, remedy):
     with pytest.raises(ValueError, match=remedy):
         ServerSettings(**settings)
 
 
-def test_a_message_from_a_stranger_changes_nothing():
+def test_a_message_of_an_unknown_session_changes_nothing():
     world = World(dual_way)
     for kind in (Kind.STATISTICS, Kind.LOSSES, Kind.HEARTBEAT):
-        assert world.server.handle(Message(kind, 5, 1).write(), 0.0) is None
-    reply = protocol.read(
-        world.server.handle(Message(Kind.PUSH, 5, 1).write(), 0.0), protocol.FROM_SERVER
+        assert world.server.handle(Message(kind, 5, 1).encode(), 0.0) is None
+    reply = protocol.decode(
+        world.server.handle(Message(Kind.PUSH, 5, 1).encode(), 0.0), protocol.FROM_SERVER
     )
     assert reply.kind is Kind.REJOIN
-    assert world.server.version == 0 and not len(world.server.membership)
+    assert world.server.version == 0 and not len(world.server.workers)

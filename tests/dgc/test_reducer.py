@@ -1,5 +1,6 @@
 """The order of the buckets, the choice between compressed and uncompressed, and what is counted."""
 
+import copy
 import itertools
 
 import pytest
@@ -201,7 +202,7 @@ def test_with_skip_a_step_in_which_the_engine_fails_leaves_all_state_as_before(m
         train(optimizer, named, 3, engine.rank)
         calls = 0
         while failures:
-            before, parameters_before = optimizer.state_dict(), values(named)
+            before, parameters_before = copy.deepcopy(optimizer.state_dict()), values(named)
             fail_at_call(engine, calls)
             optimizer.zero_grad()
             loss(named, engine.rank, 3).backward()

@@ -13,8 +13,8 @@ import torch
 
 import dgc
 from dgc.compressors import keep
+from utils.cli import parse_arguments
 from utils.config import load
-from utils.launch import parse_arguments
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]

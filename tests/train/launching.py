@@ -114,7 +114,7 @@ def launch(launcher: str, arguments: Sequence[str | Path], timeout: float = 240)
 def here(*arguments: str | Path) -> Done:
     """train.py in this process: the same code but for the launcher and the imports."""
     import train
-    from utils.launch import parse_arguments
+    from utils.cli import parse_arguments
 
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output), settings_kept():

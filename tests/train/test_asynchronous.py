@@ -1,4 +1,4 @@
-"""Asynchronous training as people start it: by a launcher, by hand, with faults and with errors."""
+"""Asynchronous training by a launcher and by hand, with faults and with errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def train(*words: str | Path) -> list[str]:
 
 
 def server(*words: str | Path) -> list[str]:
-    return [sys.executable, '-m', 'dgc.parameter_server', *STACK, *map(str, words)]
+    return [sys.executable, 'train.py', *STACK, *map(str, words)]
 
 
 @pytest.fixture
@@ -132,12 +132,12 @@ def test_killed_workers_and_servers_are_replaced(tmp_path):
     assert 'server killed             1' in done.output
 
 
-def test_by_hand_a_stopped_server_goes_on_and_nothing_is_lost(address, tmp_path):
-    """SIGTERM to the server: it saves and ends with 0, the workers wait; --resume goes on; in the
-    end all end with 0, and no update is missing."""
+def test_by_hand_a_stopped_server_resumes_and_no_update_is_lost(address, tmp_path):
+    """After SIGTERM the server saves and ends with 0, and the workers wait; after --resume all end
+    with 0, and no update is missing."""
     epochs = 20
     settings = [f'--configs.train.num_epochs={epochs}', *QUICK]
-    serve = [*server('--bind', address, *settings), '--configs.server.workers=2']
+    serve = [*server('--serve', address, *settings), '--configs.server.workers=2']
     serve += ['--runs', str(tmp_path / 'runs')]
     work = train(f'--configs.server.address={address}', *settings)
     log = tmp_path / 'log'
@@ -157,9 +157,9 @@ def test_by_hand_a_stopped_server_goes_on_and_nothing_is_lost(address, tmp_path)
     assert lines(folder / 'metrics.jsonl')
 
 
-def test_a_worker_that_is_told_to_end_frees_its_place_at_once(address, tmp_path):
+def test_a_terminated_worker_frees_its_slot_at_once(address, tmp_path):
     log = tmp_path / 'log'
-    serve = server('--bind', address, '--configs.server.workers=1', '--runs', tmp_path / 'runs')
+    serve = server('--serve', address, '--configs.server.workers=1', '--runs', tmp_path / 'runs')
     work = train(f'--configs.server.address={address}')
     with started(serve, log), started(work, log) as worker:
         until(lambda: log.is_file() and 'worker 0 begins' in log.read_text())
@@ -171,7 +171,7 @@ def test_a_worker_that_is_told_to_end_frees_its_place_at_once(address, tmp_path)
 
 def test_a_worker_with_another_configuration_is_refused_in_one_line(address, tmp_path):
     log = tmp_path / 'log'
-    serve = server('--bind', address, '--configs.server.workers=1', '--runs', tmp_path / 'runs')
+    serve = server('--serve', address, '--configs.server.workers=1', '--runs', tmp_path / 'runs')
     with started(serve, log):
         until(lambda: log.is_file() and 'serving at' in log.read_text())
         done = here(*STACK, f'--configs.server.address={address}', '--configs.train.batch_size=8')
@@ -245,11 +245,15 @@ def test_a_server_for_synchronous_training_is_refused():
     [
         (['--help'], 0, 'usage:'),
         ([], 2, 'usage:'),
-        (['--configs', 'configs/digits/cnn.py'], 2, '--bind HOST:PORT says where'),
+        (
+            ['--configs', 'configs/digits/cnn.py', '--bind', 'a:1'],
+            2,
+            'train.py --configs … --serve HOST',
+        ),
         (['--new-key'], 2, 'needs the name of a file'),
     ],
 )
-def test_the_servers_command_line(words, code, told):
+def test_the_command_line_that_makes_keys(words, code, told):
     done = command([sys.executable, '-m', 'dgc.parameter_server', *words])
     assert done.code == code and told in done.output
 

@@ -16,8 +16,8 @@ from dgc.compressors import SampledTopK
 from dgc.exchanges import AllGather
 from dgc.memory import MomentumCorrection
 from utils.build import parameter_groups
+from utils.cli import parse_arguments
 from utils.config import Config, load
-from utils.launch import parse_arguments
 from utils.naming import run_name
 
 FILES = sorted(str(p.relative_to(ROOT)) for p in (ROOT / 'configs').rglob('[!_]*.py'))

@@ -68,7 +68,8 @@ CASES: dict[str, tuple[list[str], str]] = {
     ),
     'batch too large': (
         [*DIGITS, f'{TRAIN}.batch_size', '5000'],
-        'configs.train.batch_size: … training samples a worker are fewer than one step of 5000; …',
+        'configs.train.batch_size: … training samples per worker are fewer than one step of '
+        '5000; …',
     ),
     'no batch': ([*DIGITS, f'{TRAIN}.batch_size', '0'], '…batch_size=0'),
     'unknown metric': (
@@ -199,7 +200,7 @@ def test_the_exit_code_and_the_line_pass_through_the_launcher(launcher, tmp_path
 
 
 def test_options_are_those_of_the_parser():
-    from utils.launch import OPTIONS
+    from utils.cli import OPTIONS
 
     assert {word.split()[0].strip(',[]') for word in here('--help').output.split()
             if word.startswith('--') and '.' not in word} >= set(OPTIONS)  # fmt: skip

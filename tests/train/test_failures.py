@@ -106,7 +106,7 @@ def test_ctrl_c_ends_it_with_one_line_and_it_goes_on(tmp_path, words):
     process.send_signal(signal.SIGINT)
     rest, _ = process.communicate(timeout=60)
     assert process.returncode == 130, told + rest
-    assert 'train.py: interrupted: --resume goes on after the last epoch' in rest
+    assert 'train.py: interrupted: --resume continues after the last epoch' in rest
     assert 'Traceback' not in rest and 'terminate' not in rest
     (run,) = tmp_path.iterdir()
     before = len((run / 'metrics.jsonl').read_text().splitlines())

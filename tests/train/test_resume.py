@@ -113,7 +113,8 @@ def test_a_damaged_checkpoint_is_named(copied):
     path.write_bytes(path.read_bytes()[:1000])
     run = train(copied.folder.parent, 3, '--resume', code=2)
     (line,) = run.done.complaints
-    assert line == f'train.py: rank 1: {path} is damaged: remove it to go on from an earlier epoch'
+    remedy = 'remove it to continue from an earlier epoch'
+    assert line == f'train.py: rank 1: {path} is damaged: {remedy}'
 
 
 def test_another_model_is_refused_in_a_line(copied, tmp_path):

@@ -58,7 +58,7 @@ def test_one_process_is_a_world_of_its_own(trained):
 def test_rank_0_alone_tells_what_the_run_costs_and_came_to(any_run):
     lines = any_run.done.lines
     assert lines.count(str(any_run.folder)) == 1
-    assert sum('kept for compression' in line for line in lines) == 1
+    assert sum('of memory for compression' in line for line in lines) == 1
     for epoch in range(EPOCHS):
         assert sum(line.startswith(f'epoch {epoch}: loss/train') for line in lines) == 1
     assert sum(line.startswith('bytes sent ') for line in lines) == 1

@@ -71,7 +71,7 @@ def test_setting_the_epoch_of_the_share_reorders_the_loader():
 
 @pytest.mark.parametrize(('total', 'batch', 'size', 'samples'), [(10, 6, 2, 5), (3, 4, 1, 3)])
 def test_a_batch_larger_than_the_share_is_refused(total, batch, size, samples):
-    text = f'configs.train.batch_size: {samples} training samples a worker are fewer than'
+    text = f'configs.train.batch_size: {samples} training samples per worker are fewer than'
     with pytest.raises(ValueError, match=text):
         train_loader(dataset(total), batch, 0, size, 0, 0)
 

@@ -29,7 +29,7 @@ def test_a_folder_that_another_run_writes_is_left_alone(tmp_path, moves_aside, c
     held.close()
     prepare_folder(tmp_path / 'a', Config(), 'about', moves_aside).close()
     assert (tmp_path / 'a~1').exists() == moves_aside
-    assert ('an earlier run of this name is' in capsys.readouterr().out) == moves_aside
+    assert ('an earlier run of this name was renamed' in capsys.readouterr().out) == moves_aside
 
 
 def test_one_that_can_be_written_is_there_and_empty(tmp_path):

@@ -1,4 +1,4 @@
-"""What a server leaves to be read, also where it was killed on the way."""
+"""The files of a server, also after it was killed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dgc.parameter_server import Update
-from utils.server_log import HEADER, ServerLog, table
+from utils.training.server_log import HEADER, ServerLog, closing_table
 
 EPOCH = 4  # updates
 
@@ -24,7 +24,7 @@ def log_of(tmp_path, ended, version=None, seconds=0.0) -> ServerLog:
 
 
 def update(version: int) -> Update:
-    """Of place 1, with so many others before it."""
+    """An update of slot 1."""
     return Update(version, 1, staleness=version, received=10, sent=20, elements=8)
 
 
@@ -56,9 +56,7 @@ def test_an_epochs_numbers(tmp_path, ended):
     assert versions(tmp_path) == [1, 2, 3, 4, 5]
 
 
-def test_a_run_that_goes_on_forgets_what_came_after_its_checkpoint_and_keeps_what_came_before(
-    tmp_path, ended
-):
+def test_a_resumed_run_drops_lines_after_its_checkpoint_and_keeps_those_before(tmp_path, ended):
     log = log_of(tmp_path, ended)
     for version in range(1, 8):
         log.updated(update(version))
@@ -78,7 +76,7 @@ def test_a_run_that_goes_on_forgets_what_came_after_its_checkpoint_and_keeps_wha
     assert [json.loads(line)['epoch'] for line in (tmp_path / 'metrics.jsonl').open()] == [0]
 
 
-def test_the_table_does_without_losses_that_nobody_could_report(tmp_path, ended):
+def test_the_closing_table_works_without_losses(tmp_path, ended):
     log = log_of(tmp_path, ended)
     for version in range(1, 9):
         if version > 4:
@@ -87,7 +85,7 @@ def test_the_table_does_without_losses_that_nobody_could_report(tmp_path, ended)
     log.close()
     epochs = [{**numbers, 'acc/test_top1': 10.0 * epoch} for epoch, numbers in ended]
     assert 'loss/train' not in epochs[0] and 'loss/train' in epochs[1]
-    told = table(epochs, tmp_path, 'acc/test_top1')
-    assert '10.00 at the end, 10.00 best' in told
-    assert 'bytes up       0.00 MB, 0.00 MB if dense: 40.0 times' in told
-    assert table([], tmp_path, 'acc/test_top1') == ''
+    text = closing_table(epochs, tmp_path, 'acc/test_top1')
+    assert '10.00 at the end, 10.00 best' in text
+    assert 'bytes up       0.00 MB; dense would be 0.00 MB: 40.0× fewer bytes' in text
+    assert closing_table([], tmp_path, 'acc/test_top1') == ''

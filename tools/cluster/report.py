@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tools.cluster.network import Counters
-from utils.launch import parse_arguments
+from utils.cli import parse_arguments
 from utils.naming import run_name
 
 

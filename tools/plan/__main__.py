@@ -11,9 +11,9 @@ from pathlib import Path
 from tools.cluster.rates import parse_rate
 from tools.harness.cli import Parser, check_folder, exit_on_signals, positive, refuse
 from utils.allocator import keep_freed_memory
+from utils.cli import DECLARATIONS, Refused
 from utils.config import ConfigError, load
 from utils.config.loading import check_exists
-from utils.launch import DECLARATIONS, Refused
 
 PROGRAM = 'tools.plan'
 OPTIONS = (

@@ -12,7 +12,7 @@ from dgc.costmodel import Calibration, Network
 from tools.harness.cli import log
 from tools.harness.launch import describe_status, run_workers
 from tools.harness.spec import run_with_spec, write_json
-from utils.launch import Refused
+from utils.cli import Refused
 
 WORKER = 'tools.plan.calibration_worker'
 TIMEOUT = 300.0  # seconds

@@ -15,7 +15,7 @@ from tools.harness.algorithms import COMPOSITION_NAMES, COMPUTE, compositions
 from tools.harness.tables import number
 from tools.harness.workloads import WORKLOADS
 from tools.plan.compositions import Make
-from utils.launch import Refused
+from utils.cli import Refused
 
 CLOSE = 0.25  # largest relative error of a prediction that is counted as right
 ENGINE = 'torch'  # only rows of this engine are predicted: the host is calibrated with it

@@ -24,8 +24,8 @@ from tools.plan.measure import Bench
 from tools.plan.predict import Measured, Setting, predict
 from tools.plan.report import Prediction
 from tools.plan.subject import Subject, of_stack, of_workload
+from utils.cli import Refused
 from utils.config import Config, ConfigError
-from utils.launch import Refused
 
 
 def run(arguments: argparse.Namespace, configs: Config | None) -> None:

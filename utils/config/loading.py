@@ -29,7 +29,7 @@ def load(
         overrides: command-line words such as ['--configs.seed', '1', '--configs.train.lr=0.1'],
             applied after all files; later ones win.
         known: the program's other options, to suggest one where an option is misspelt.
-        root: the program's declarations, executed first, so that a file may lie anywhere.
+        root: the program's declarations, executed first, so that a file may be in any folder.
     """
     check_exists(paths)
     configs._settings.clear()
@@ -60,7 +60,7 @@ def _last_two(path: Path) -> str:
 
 
 def _with_declarations(file: Path) -> list[Path]:
-    """`file` after the `__init__.py` of its folder, of the folder above, … as far as they go."""
+    """`file`, preceded by the `__init__.py` of its folder, of the folder above, and so on."""
     files, folder = [file], file.parent
     while (folder / '__init__.py').is_file():
         files.insert(0, folder / '__init__.py')
@@ -69,7 +69,7 @@ def _with_declarations(file: Path) -> list[Path]:
 
 
 class _Loader(SourceFileLoader):
-    """Compiles on every load: a byte-code cache would miss a file changed within the second."""
+    """Compiles on every load: a byte-code cache misses a file changed within a second."""
 
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)
@@ -116,10 +116,10 @@ def _override(path: str, text: str) -> None:
 
 
 def _parse_value(node: Config, name: str, text: str) -> Any:
-    """Text from the command line as a value of the type that the setting has already.
+    """Parse text from the command line as a value of the setting's present type.
 
-    It is read as a Python literal, or else as a string. A float may be written as an int, a tuple
-    as a list. Where there is no value yet (unset, None, cannot be computed), any type will do.
+    It is a Python literal, or else a string. A float may be written as an int, a tuple as a list.
+    A setting without a value (unset, None, cannot be computed) accepts any type.
     """
     try:
         old = node[name]

@@ -1,4 +1,4 @@
-"""The tree of settings: nodes, what may be set on them, and what is built from them."""
+"""The tree of settings: its nodes, what may be set on them, and how objects are built."""
 
 import difflib
 import inspect
@@ -16,11 +16,11 @@ class ConfigError(Exception):
 
 
 class UnknownSetting(ConfigError, AttributeError):
-    """A name that is not there. Also an AttributeError, so that `hasattr` and `getattr` work."""
+    """A name that does not exist. Also an AttributeError, so that `hasattr` and `getattr` work."""
 
 
 class _Required:
-    """The class of what a setting is that has no value yet and must be given one."""
+    """The class of the values of settings that must be set."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -29,7 +29,7 @@ class _Required:
         return self._name
 
     def __reduce__(self) -> str:
-        return self._name  # a copy, and what comes back from a pickle, is the one object
+        return self._name  # copies and unpickled values are the same object
 
 
 REQUIRED = _Required('REQUIRED')
@@ -39,15 +39,27 @@ REQUIRED_NODE = _Required('REQUIRED_NODE')  # a callable node, and nothing else
 class derived:  # noqa: N801 (reads like `property`, and is one)
     """A setting computed from others: `derived(lambda: configs.train.num_epochs - 5)`.
 
-    It is computed again whenever the tree is read, so that it follows later changes of what it
-    depends on, until somebody sets a value in its place.
+    It is computed whenever the tree is read, so that it follows later changes of the settings that
+    it depends on, until it is replaced by a value.
     """
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self.function = function
 
 
-# The derived settings being computed, outermost first. One chain a thread: a ContextVar does that.
+class described:  # noqa: N801 (reads like `derived`)
+    """A default with the line that `train.py --list` shows beside it.
+
+    `configs.seed = described(42, 'Seed of the weights.')` sets 42. The line belongs to the name: it
+    stays when another value is set.
+    """
+
+    def __init__(self, value: Any, line: str) -> None:
+        self.value = value
+        self.line = line
+
+
+# The derived settings being computed, outermost first; a ContextVar has one chain per thread.
 _computing: ContextVar[tuple[tuple['Config', str], ...]] = ContextVar('computing', default=())
 
 
@@ -65,7 +77,7 @@ class Config:
     copy. Lists, tuples and dicts are copied when they are set, so that no two trees share one.
     """
 
-    __slots__ = ('_func', '_name', '_open', '_parameters', '_parent', '_settings')
+    __slots__ = ('_func', '_lines', '_name', '_open', '_parameters', '_parent', '_settings')
 
     def __init__(self, func: Callable[..., Any] | None = None, /, **settings: Any) -> None:
         if func is not None and not callable(func):
@@ -75,6 +87,7 @@ class Config:
         self._parent: Config | None = None
         self._name: str = getattr(func, '__name__', 'Config')
         self._settings: dict[str, Any] = {}
+        self._lines: dict[str, str] = {}  # what `described` says, by name
         for name, value in settings.items():
             self[name] = value
 
@@ -85,6 +98,8 @@ class Config:
             raise ConfigError(f"{self._path(name)} cannot be a setting: its name holds '.' or '='")
         if not self._accepts(name):
             raise self._unknown(name)
+        if isinstance(value, described):
+            self._lines[name], value = value.line, value.value
         self._check_node(name, value)
         self._settings[name] = _map(partial(self._attached, name), value)
 
@@ -107,7 +122,7 @@ class Config:
             self[name] = value
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith('_'):  # no setting: somebody looks for a protocol, such as __array__
+        if name.startswith('_'):  # no setting: a protocol is looked for, such as __array__
             raise AttributeError(name)
         return self[name]
 
@@ -123,10 +138,9 @@ class Config:
             yield name, value if raw else self[name]
 
     def using(self, func: Callable[..., Any], /) -> 'Config':
-        """A new node that calls `func` instead, with those settings of this one it accepts.
+        """A new node that calls `func` instead, with the settings of this one that `func` accepts.
 
-        Settings that `func` does not know are dropped: an optimizer's `nesterov` is of no use to
-        one that has no such thing.
+        Settings that `func` does not accept are dropped, such as an optimizer's `nesterov`.
         """
         node = Config(func)
         for name, value in self.items(raw=True):
@@ -139,7 +153,7 @@ class Config:
 
         Nodes among the settings, also inside lists, tuples and dicts, are built first. A plain
         node builds a dict. Further arguments pass through, and a keyword here has precedence over
-        the setting of that name. The tree stays as it is: building twice gives two equal things.
+        the setting of that name. The tree is unchanged: building twice gives two equal objects.
         """
         settings = {name: self[name] for name in self if name not in kwargs}
         return (self._func or dict)(*args, **_map(_built, settings), **kwargs)
@@ -170,7 +184,9 @@ class Config:
         return f'<Config {self._path()}>'
 
     def __copy__(self) -> 'Config':
-        return Config(self._func, **self._settings)
+        copy = Config(self._func, **self._settings)
+        copy._lines = dict(self._lines)
+        return copy
 
     def __deepcopy__(self, memo: object) -> 'Config':
         return self.__copy__()
@@ -191,8 +207,7 @@ class Config:
         return value
 
     def _check_node(self, name: str, value: Any) -> None:
-        """What is built is a callable node, or None; a function in its place was forgotten to be
-        wrapped."""
+        """Refuse a value in the place of a callable node, such as a function without Config()."""
         old = self._settings.get(name)
         is_node = old is REQUIRED_NODE or (isinstance(old, Config) and old._func is not None)
         if is_node and value is not None and not isinstance(value, Config | derived | _Required):
@@ -247,7 +262,7 @@ def _accepted_by(func: Callable[..., Any] | None) -> tuple[dict[str, inspect.Par
         return {}, True
     try:
         parameters = inspect.signature(func).parameters.values()
-    except (TypeError, ValueError):  # some functions written in C do not tell
+    except (TypeError, ValueError):  # some functions written in C have no signature
         return {}, True
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     extra = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
@@ -255,7 +270,7 @@ def _accepted_by(func: Callable[..., Any] | None) -> tuple[dict[str, inspect.Par
 
 
 def _map(function: Callable[[Any], Any], value: Any) -> Any:
-    """`function` applied to every leaf of nested lists, tuples and dicts, which come out new."""
+    """Nested lists, tuples and dicts with `function` applied to every leaf; new containers."""
     if type(value) is dict:
         return {key: _map(function, item) for key, item in value.items()}
     if type(value) in (list, tuple):
@@ -268,7 +283,7 @@ def _built(value: Any) -> Any:
 
 
 class _Name(str):
-    """A name that prints without quotation marks, to tell a function from a string."""
+    """A function's name, which prints without quotation marks, unlike a string."""
 
     def __repr__(self) -> str:
         return str(self)
@@ -280,7 +295,7 @@ def _name_of(func: Any) -> _Name:
 
 
 def _shown(value: Any) -> Any:
-    """`value` as `flat` shows it, where that must not depend on the process (no addresses)."""
+    """`value` as `flat` shows it: alike in all processes, without memory addresses."""
     if isinstance(value, Config):  # inside a list, tuple or dict
         settings = (f'{name}={_map(_shown, item)!r}' for name, item in value.items())
         return _Name(f'{_name_of(value._func or Config)}({", ".join(settings)})')
@@ -298,14 +313,14 @@ def _flatten(path: str, value: Any) -> Iterator[tuple[str, object]]:
 
 
 def _must_be_set(unset: Mapping[str, _Required]) -> ConfigError:
-    """Of settings, by their names; a node cannot be given on the command line."""
+    """The error that names unset settings; only values can be set on the command line."""
     by_word = next((path for path, value in unset.items() if value is REQUIRED), '')
     where = f'in a config file, or --{by_word} VALUE' if by_word else 'in a config file'
     return ConfigError(f'{", ".join(unset)} must be set ({where})')
 
 
 def hint(word: str, known: Mapping[str, str]) -> str:
-    """Asks for the known name nearest to `word`, as the map shows it; '' where none is near."""
+    """A question that suggests the known name nearest to `word`; '' if none is near."""
     near = difflib.get_close_matches(word, known, n=1)
     return f'; did you mean {known[near[0]]}?' if near else ''
 

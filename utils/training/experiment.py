@@ -1,4 +1,4 @@
-"""What a distribution is handed: an experiment, and the loop that trains it."""
+"""What a training mode is given: the experiment, and the loop that trains it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,12 @@ from utils.naming import run_name
 class Experiment:
     """The command line, the configuration, and train.py's loop.
 
-    train_epoch: one pass over a worker's training data; returns what was measured on the way.
-    evaluate: every meter on every split but the training one.
+    Attributes:
+        arguments: The parsed command line.
+        configs: The resolved configuration.
+        device: Where this process computes.
+        train_epoch: Makes one pass over a worker's training data and returns its measurements.
+        evaluate: Returns every meter on every split except the training split.
     """
 
     arguments: Namespace
@@ -30,20 +34,21 @@ class Experiment:
     evaluate: Callable[[Evaluated, Config], dict[str, float]]
 
     def folder(self, workers: int) -> Path:
-        """Where a run of so many workers leaves what it leaves."""
+        """The run folder of this experiment with ``workers`` workers."""
         name = run_name(self.arguments.configs, self.arguments.suffix, workers)
         return Path(self.arguments.runs) / name
 
     @property
     def resumes(self) -> bool:
-        """Whether a checkpoint is to be gone on from."""
+        """Whether training continues from a checkpoint."""
         return self.arguments.resume is not None
 
     def source(self, folder: Path) -> Path:
-        """The run that --resume names: by default this one."""
+        """The run that ``--resume`` names; without a name, this run's ``folder``."""
         return Path(self.arguments.resume or folder)
 
-    def goes_on(self, folder: Path) -> bool:
-        """Whether --resume names the run that would be made, so that it is the same run."""
+    def continues(self, folder: Path) -> bool:
+        """Whether ``--resume`` names this run's own ``folder``, so that its files are appended
+        to."""
         source = self.source(folder).resolve()
         return self.resumes and folder.resolve() in (source, source.parent)  # of its checkpoints

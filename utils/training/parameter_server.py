@@ -8,7 +8,6 @@ import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch.utils.data import Dataset
@@ -18,15 +17,19 @@ from dgc.engines import EngineError, LocalEngine, detect
 from dgc.handshake import gather_text, shake_hands
 from dgc.parameter_server import (
     Address,
-    Key,
     ServerError,
     ServerSettings,
-    SocketLink,
     WorkerOptimizer,
-    derive,
-    keys,
     parse_address,
 )
+from dgc.parameter_server.settings import (
+    UNPROTECTED,
+    choose_secret,
+    draw_secret,
+    is_loopback,
+    read_key_file,
+)
+from dgc.parameter_server.sockets import SocketLink, derive_key
 from utils.agree import REFUSALS, agreed
 from utils.build import (
     Evaluated,
@@ -41,32 +44,28 @@ from utils.build import (
     threads,
 )
 from utils.checkpoint import restore
+from utils.cli import Refused
 from utils.config import ConfigError
 from utils.data import Until
-from utils.experiment import Experiment
-from utils.launch import Refused
 from utils.progress import STEPS_BETWEEN_LOSSES, say
-from utils.serving import Serving
+from utils.training.experiment import Experiment
+from utils.training.server import ServerProcess
 
-BY_HAND = (
+Datasets = dict[str, Dataset]
+
+HOW_TO_START = (
     'configs.server.address must be set to the host:port of a server, which '
-    '`python -m dgc.parameter_server --configs … --bind host:port` starts; or start this with a '
+    '`python train.py --configs … --serve host:port` starts; or start this with a '
     'launcher, one process more than workers'
 )
 
 
-class Meeting(NamedTuple):
-    """Where server and workers meet, and the key that they have."""
-
-    address: Address
-    key: Key | None
-
-
-class Asynchronous:
-    """Rank 0 of a launcher serves, the others train; by hand, who has an address to bind serves."""
+class ParameterServer:
+    """Under a launcher, rank 0 serves and the others train. Started by hand, a process serves if it
+    has an address to bind, and trains if it has the address of a server."""
 
     def run(self, experiment: Experiment) -> None:
-        """This process's part."""
+        """Run this process: the server, or one worker."""
         configs, device = experiment.configs, experiment.device
         if configs.engine.name == 'simulated':
             raise EngineError(
@@ -91,40 +90,38 @@ class Asynchronous:
 
 
 def run_launched(
-    experiment: Experiment,
-    settings: ServerSettings,
-    datasets: dict[str, Dataset],
-    engine: Engine,
+    experiment: Experiment, settings: ServerSettings, datasets: Datasets, engine: Engine
 ) -> None:
-    """Rank 0 serves one worker fewer than there are processes."""
-    workers = engine.size - 1
-    with agreed(engine, experiment.device):
+    """Serve on rank 0, train on the other ranks of a launcher.
+
+    The launcher's engine carries the server's address and secret to the workers, and is closed.
+    """
+    device, workers = experiment.device, engine.size - 1
+    contact = ''
+    with agreed(engine, device):
         if settings.workers not in (None, workers):
             raise ConfigError(
                 f'configs.server.workers = {settings.workers}, but the launcher has started '
                 f'{engine.size} processes, one of which serves: leave it out'
             )
         if engine.rank == 0:
-            address, secret = listening(settings, engine)
-            key = derive(secret) if secret else None
-            serving = Serving(experiment, settings, datasets, workers, address, key)
-    told = f'{serving.address.for_people} {secret.hex()}' if engine.rank == 0 else ''
-    place, _, secret_of_all = gather_text(engine, told, experiment.device, limit=512)[0].partition(
-        ' '
-    )
+            address, secret = choose_bind_address(settings, engine)
+            server = ServerProcess(experiment, settings, datasets, workers, address, secret)
+            contact = f'{server.address} {secret.hex() if secret else ""}'
+    where, _, secret_hex = gather_text(engine, contact, device, limit=512)[0].partition(' ')
     engine.close()
     if engine.rank == 0:
-        serving.run()
-        return
-    key = derive(bytes.fromhex(secret_of_all)) if secret_of_all else None
-    meeting = Meeting(parse_address(place, 'configs.server.bind'), key)
-    work(experiment, settings, datasets, meeting)
+        server.run()
+    else:
+        address = parse_address(where, 'configs.server.bind')
+        train(experiment, settings, datasets, address, bytes.fromhex(secret_hex) or None)
 
 
-def listening(settings: ServerSettings, engine: Engine) -> tuple[Address, bytes]:
-    """Where rank 0 listens, and the secret that it draws for this job; b'' for none.
+def choose_bind_address(settings: ServerSettings, engine: Engine) -> tuple[Address, bytes | None]:
+    """Where rank 0 listens, and the secret of this job, drawn where no key file is named.
 
-    Raises ServerError where others could not reach it.
+    Without ``configs.server.bind`` it is the loopback address on one machine, else that of this
+    machine's host name. Raises ServerError where other machines could not reach it.
     """
     if settings.bind is not None:
         address = parse_address(settings.bind, 'configs.server.bind')
@@ -133,42 +130,41 @@ def listening(settings: ServerSettings, engine: Engine) -> tuple[Address, bytes]
     else:
         name = socket.gethostname()
         address = Address(socket.gethostbyname(name), 0)
-        if keys.is_loopback(address.host):
+        if is_loopback(address.host):
             raise ServerError(
                 f'{name} is {address.host} here, where other machines cannot reach it: set '
                 'configs.server.bind to an address of rank 0 that they can, such as 10.0.0.1:0'
             )
-    if settings.key == keys.UNPROTECTED or keys.is_loopback(address.host):
-        return address, b''
-    return address, keys.draw() if settings.key is None else keys.read(Path(settings.key))
+    if settings.key == UNPROTECTED or is_loopback(address.host):
+        return address, None
+    return address, draw_secret() if settings.key is None else read_key_file(Path(settings.key))
 
 
-def run_by_hand(
-    experiment: Experiment, settings: ServerSettings, datasets: dict[str, Dataset]
-) -> None:
-    """A server, or one worker."""
+def run_by_hand(experiment: Experiment, settings: ServerSettings, datasets: Datasets) -> None:
+    """Serve where ``configs.server.bind`` is set, else train with ``configs.server.address``."""
+    serves = settings.bind is not None
     with agreed(LocalEngine(), experiment.device):
-        if settings.bind is None and settings.address is None:
-            raise ConfigError(BY_HAND)
-        if settings.bind is None:
-            address = parse_address(str(settings.address), 'configs.server.address')
-        else:
-            address = parse_address(settings.bind, 'configs.server.bind')
-        key = keys.choose(settings.key, address.host)
-        if settings.bind is not None:
+        where = settings.bind if serves else settings.address
+        if where is None:
+            raise ConfigError(HOW_TO_START)
+        address = parse_address(str(where), f'configs.server.{"bind" if serves else "address"}')
+        secret = choose_secret(settings.key, address.host)
+        if serves:
             if settings.workers is None:
                 raise ConfigError(
                     'configs.server.workers must be set: how many workers may train at once'
                 )
-            serving = Serving(experiment, settings, datasets, settings.workers, address, key)
-    if settings.bind is not None:
-        serving.run()
+            server = ServerProcess(
+                experiment, settings, datasets, settings.workers, address, secret
+            )
+    if serves:
+        server.run()
     else:
-        work(experiment, settings, datasets, Meeting(address, key))
+        train(experiment, settings, datasets, address, secret)
 
 
-def evaluate(experiment: Experiment, datasets: dict[str, Dataset], engine: Engine) -> None:
-    """What the best model that a server has saved is worth, in one process."""
+def evaluate(experiment: Experiment, datasets: Datasets, engine: Engine) -> None:
+    """Evaluate the best model that a server has saved, in one process."""
     configs, device = experiment.configs, experiment.device
     workers = configs.server.workers
     with agreed(engine, device):
@@ -183,43 +179,46 @@ def evaluate(experiment: Experiment, datasets: dict[str, Dataset], engine: Engin
         say(engine, f'[{name}] = {value:.2f}')
 
 
-def work(
+def train(
     experiment: Experiment,
     settings: ServerSettings,
-    datasets: dict[str, Dataset],
-    meeting: Meeting,
+    datasets: Datasets,
+    address: Address,
+    secret: bytes | None,
 ) -> None:
-    """Train until the server says that all updates have been made."""
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # as Ctrl-C does
-    link = SocketLink(meeting.address, meeting.key, settings.heartbeat, settings.patience)
+    """Train as one worker of the server at ``address`` until all updates have been made."""
+    # SystemExit runs the finally below, which frees this worker's slot at once.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    key = derive_key(secret) if secret else None
+    link = SocketLink(address, key, settings.heartbeat, settings.patience)
     try:
-        parts, optimizer = build(experiment, datasets, link)
-    except REFUSALS as error:  # of this worker: the others may well train on
+        parts, optimizer = build_worker(experiment, datasets, link)
+    except REFUSALS as error:  # concerns this worker alone: the others continue
         link.close()
         raise Refused(' '.join(str(error).split()), rank=detect().rank) from error
     log = WorkerLog(optimizer)
-    by_hand = detect().size == 1  # else the server's process tells
+    by_hand = detect().size == 1  # under a launcher the server's process prints instead
     if by_hand:
-        print(f'worker {optimizer.place} of {meeting.address.for_people} trains', flush=True)
+        print(f'worker {optimizer.slot} of {address} trains', flush=True)
     try:
         for epoch in itertools.count(optimizer.steps // len(parts.loaders['train'])):
             if optimizer.finished:
                 break
             try:
                 numbers = experiment.train_epoch(parts, experiment.configs, epoch, log)
-            except NonFiniteGradientError as error:  # only this worker knows
+            except NonFiniteGradientError as error:  # no other rank has seen it
                 raise NonFiniteGradientError(str(error), detect().rank) from error
             log.epoch(epoch, numbers)
         if by_hand:
-            print(f'worker {optimizer.place}: all updates have been made', flush=True)
-    finally:  # also when we are told to end: the place is free at once
+            print(f'worker {optimizer.slot}: all updates have been made', flush=True)
+    finally:
         optimizer.close()
 
 
-def build(
-    experiment: Experiment, datasets: dict[str, Dataset], link: SocketLink
+def build_worker(
+    experiment: Experiment, datasets: Datasets, link: SocketLink
 ) -> tuple[Parts, WorkerOptimizer]:
-    """What a worker trains with, once the server has given it a place."""
+    """Join the server, and build what a worker trains with: its data depends on its slot."""
     configs, device = experiment.configs, experiment.device
     seed_everything(configs.seed)
     model = configs.model.build().to(device)
@@ -231,8 +230,8 @@ def build(
         link,
         common(configs, datasets),
     )
-    places = optimizer.course.places
-    loader, share = build_train_loader(configs, datasets, optimizer.place, places, device)
+    workers = optimizer.budget.worker_slots
+    loader, share = build_train_loader(configs, datasets, optimizer.slot, workers, device)
     parts = Parts(
         engine=LocalEngine(),
         device=device,
@@ -240,27 +239,27 @@ def build(
         loaders={'train': Until(loader, lambda: optimizer.finished)},
         criterion=configs.train.criterion.build().to(device),
         optimizer=optimizer,
-        rate=build_rate(configs, optimizer, len(loader), places),
+        rate=build_rate(configs, optimizer, len(loader), workers),
         share=share,
     )
     return parts, optimizer
 
 
 class WorkerLog:
-    """Tells the server the losses; what else a worker measures, it prints at the end."""
+    """Sends the training losses to the server, which writes all files of the run."""
 
     def __init__(self, optimizer: WorkerOptimizer) -> None:
         self._optimizer = optimizer
         self._losses: list[float] = []
 
     def step(self, name: str, value: float, step: int) -> None:
-        """A training loss."""
+        """Add the training loss of one step; 50 are sent together."""
         self._losses.append(value)
         if len(self._losses) == STEPS_BETWEEN_LOSSES:
             self._report()
 
     def epoch(self, epoch: int, numbers: Mapping[str, float]) -> None:
-        """Whatever has not been told yet."""
+        """Send the remaining losses. The other numbers are of one worker, and are dropped."""
         if self._losses:
             self._report()
 

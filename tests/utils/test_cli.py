@@ -1,4 +1,4 @@
-"""The command line, and errors told once, by the rank that has them."""
+"""The command line, and errors that are printed once."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 import dgc
 from datasets import DatasetError
 from utils.agree import agreed
+from utils.cli import PATIENCE, Refused, parse_arguments
 from utils.config import ConfigError
-from utils.launch import PATIENCE, Refused, parse_arguments
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,6 +29,12 @@ def test_overrides_are_left_for_the_configuration():
     assert overrides == ['--configs.train.num_epochs', '500', '--configs.seed=3']
     assert (arguments.devices, arguments.evaluate, arguments.resume) == (None, False, None)
     assert arguments.runs == 'runs'
+
+
+def test_serve_is_short_for_the_setting():
+    words = ['--configs', 'configs/digits/cnn.py', '--serve', '127.0.0.1:5555', '--configs.seed=1']
+    _, overrides = parse_arguments(words)
+    assert overrides == ['--configs.seed=1', '--configs.server.bind=127.0.0.1:5555']
 
 
 @pytest.mark.parametrize(
@@ -64,7 +70,7 @@ def start(words: str, **variables: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.parametrize(('words', 'code'), [(HELP, 0), (MISSING, 2), ('train.py', 2)])
-def test_what_needs_no_torch_does_not_wait_for_it(words, code):
+def test_help_and_errors_do_not_import_torch(words, code):
     done = start(words)
     assert f'ended with {code}\n' in done.stdout
     assert done.stdout.endswith('heavy: set()\n'), done.stdout
@@ -89,7 +95,7 @@ def test_ranks_above_0_leave_the_command_line_to_rank_0(words):
     assert other == line.replace('train.py: ', 'train.py: rank 8: ')
 
 
-def test_help_tells_how_to_evaluate_another_run():
+def test_help_says_how_to_evaluate_another_run():
     text = ' '.join(start(HELP).stdout.split())
     assert '--evaluate' in text and '--resume RUN' in text
     for launcher in ('horovodrun', 'torchrun', 'simulated'):
@@ -102,7 +108,7 @@ CPU = torch.device('cpu')
 
 
 def refusals(troubles: dict[int, Exception], size: int = 3) -> list[Refused | None]:
-    """What each rank raises where some have trouble."""
+    """What each rank raises if some ranks raise ``troubles``."""
 
     def worker(engine: dgc.Engine) -> Refused | None:
         try:
@@ -116,18 +122,18 @@ def refusals(troubles: dict[int, Exception], size: int = 3) -> list[Refused | No
     return dgc.simulate(size, worker)
 
 
-def test_nobody_has_trouble():
+def test_without_an_error_no_rank_is_refused():
     assert refusals({}) == [None] * 3
 
 
 @pytest.mark.parametrize('kind', [ConfigError, DatasetError, ValueError, TypeError])
-def test_trouble_of_one_rank_is_everybodys_and_names_it(kind):
+def test_an_error_of_one_rank_is_raised_on_all_and_names_it(kind):
     found = refusals({1: kind('no such folder'), 2: kind('neither here')})
     assert [str(refused) for refused in found] == ['rank 1: no such folder'] * 3
     assert {refused.rank for refused in found} == {1}
 
 
-def test_trouble_that_all_share_names_no_rank():
+def test_an_error_of_all_ranks_names_no_rank():
     found = refusals({rank: ValueError('bad') for rank in range(3)})
     assert [(str(refused), refused.rank) for refused in found] == [('bad', 0)] * 3
 
@@ -136,11 +142,11 @@ def test_an_error_without_text_is_named_by_its_type():
     assert str(refusals({0: ValueError()}, 1)[0]) == 'ValueError'
 
 
-def test_trouble_of_many_lines_is_told_in_one():
+def test_an_error_of_several_lines_becomes_one_line():
     found = refusals({0: ValueError('first\n  second')}, 1)
     assert str(found[0]) == 'first second'
 
 
-def test_a_bug_is_not_dressed_up_as_bad_input():
+def test_other_exceptions_pass_through():
     with pytest.raises(ZeroDivisionError):
         refusals({0: ZeroDivisionError('1 / 0')}, 1)

@@ -1,4 +1,4 @@
-"""What a server leaves to be read: curves, one line of numbers an epoch, one an update."""
+"""The server's files: TensorBoard curves, a line per epoch, a line per update."""
 
 from __future__ import annotations
 
@@ -17,36 +17,40 @@ HEADER = 'update,seconds,place,staleness,received,sent,elements\n'
 
 
 class Sums:
-    """What has come together over some updates."""
+    """Sums over some updates."""
 
     def __init__(self) -> None:
         self.updates = 0
         self.staleness = 0
-        self.most_stale = 0
+        self.max_staleness = 0
         self.received = 0
         self.sent = 0
         self.elements = 0
         self.losses: list[float] = []
 
     def add(self, update: Update) -> None:
-        """One more."""
+        """Add one update."""
         self.updates += 1
         self.staleness += update.staleness
-        self.most_stale = max(self.most_stale, update.staleness)
+        self.max_staleness = max(self.max_staleness, update.staleness)
         self.received += update.received
         self.sent += update.sent
         self.elements += update.elements
 
     def numbers(self, numel: int) -> dict[str, float]:
-        """By their names in metrics.jsonl. Bytes are the server's: it receives what goes up.
+        """The sums by their names in metrics.jsonl.
 
-        numel: of the model. ratio: share of the elements that travelled, both ways.
+        'bytes/received' counts updates and 'bytes/sent' answers; 'ratio' is the density of both
+        together.
+
+        Args:
+            numel: Elements of the model.
         """
         updates = max(self.updates, 1)
         return {
             **({'loss/train': sum(self.losses) / len(self.losses)} if self.losses else {}),
             'staleness/mean': self.staleness / updates,
-            'staleness/max': self.most_stale,
+            'staleness/max': self.max_staleness,
             'bytes/received': self.received,
             'bytes/sent': self.sent,
             'bytes/dense': 2 * 4 * numel * self.updates,
@@ -55,30 +59,38 @@ class Sums:
 
 
 class ServerLog(Observer):
-    """Curves against updates, epochs and seconds; metrics.jsonl; updates.csv.
+    """Writes curves against updates, epochs and seconds; metrics.jsonl; updates.csv.
 
-    epoch: updates in one. end_epoch: called with the number of an epoch that has ended, and its
-    numbers, to be handed to ``write`` once the model has been evaluated.
+    Args:
+        updates_per_epoch: Updates of all workers in an epoch.
+        end_epoch: Called with an epoch and its numbers when it has ended. They are passed to
+            ``write`` once the model has been evaluated.
     """
 
-    def __init__(self, epoch: int, end_epoch: Callable[[int, dict[str, float]], None]) -> None:
-        self._epoch = epoch
+    def __init__(
+        self, updates_per_epoch: int, end_epoch: Callable[[int, dict[str, float]], None]
+    ) -> None:
+        self._updates_per_epoch = updates_per_epoch
         self._end_epoch = end_epoch
         self._numel = 0
-        self._earlier = 0.0  # seconds, before this process
+        self._earlier_seconds = 0.0  # before this process
         self._start = time.monotonic()
         self._of_epoch, self._of_point = Sums(), Sums()
         self._version = 0
 
     def open(self, folder: Path, numel: int, version: int | None, seconds: float) -> None:
-        """Begin to write.
+        """Open the files.
 
-        numel: of the model. version: updates after which a run goes on, which replaces what the
-        files hold of later ones; None for a new one. seconds: that it has taken so far.
+        Args:
+            folder: The run folder.
+            numel: Elements of the model.
+            version: Updates after which a run is resumed, whose files lose what is later; None for
+                a new run.
+            seconds: Time that the run has taken so far.
         """
-        self._numel, self._version, self._earlier = numel, version or 0, seconds
+        self._numel, self._version, self._earlier_seconds = numel, version or 0, seconds
         self._start = time.monotonic()
-        resumed_at = None if version is None else version // self._epoch
+        resumed_at = None if version is None else version // self._updates_per_epoch
         self.metrics = Metrics(folder / 'metrics.jsonl', resumed_at)
         suffix, purge = '', None
         if version is not None:
@@ -88,77 +100,76 @@ class ServerLog(Observer):
 
     @property
     def seconds(self) -> float:
-        """Since the run began, without the time that no server was there."""
-        return self._earlier + time.monotonic() - self._start
+        """Time since the run began, without the time in which no server ran."""
+        return self._earlier_seconds + time.monotonic() - self._start
 
     def updated(self, update: Update) -> None:
         """See Observer."""
         self._version = update.version
         self._of_epoch.add(update)
         self._of_point.add(update)
-        numbers = (update.place, update.staleness, update.received, update.sent, update.elements)
+        numbers = (update.slot, update.staleness, update.received, update.sent, update.elements)
         row = ','.join(map(str, numbers))
         self._updates.write(f'{update.version},{self.seconds:.3f},{row}\n')
         if self._of_point.updates == UPDATES_BETWEEN_POINTS:
             self._curves(self._of_point.numbers(self._numel), update.version, self.seconds)
             self._of_point = Sums()
-        if update.version % self._epoch == 0:
+        if update.version % self._updates_per_epoch == 0:
             numbers_of_epoch = {
                 'updates': update.version,
                 'seconds': self.seconds,
                 **self._of_epoch.numbers(self._numel),
             }
             self._of_epoch = Sums()
-            self._end_epoch(update.version // self._epoch - 1, numbers_of_epoch)
+            self._end_epoch(update.version // self._updates_per_epoch - 1, numbers_of_epoch)
 
-    def losses(self, place: int, values: list[float]) -> None:
+    def losses(self, slot: int, values: list[float]) -> None:
         """See Observer."""
         self._of_epoch.losses += values
         self._of_point.losses += values
 
     def write(self, epoch: int, numbers: dict[str, float]) -> None:
-        """The line of an epoch, and the points of its evaluation."""
+        """Write the line of an evaluated epoch, and the points of its curves."""
         self.metrics.append({'epoch': epoch, **numbers})
         meters = {name: value for name, value in numbers.items() if name.startswith('acc/')}
         self._curves(meters, int(numbers['updates']), numbers['seconds'])
         self.flush()
 
     def flush(self) -> None:
-        """Have all of it on file."""
+        """Write what is buffered."""
         self._writer.flush()
         self._updates.flush()
 
     def close(self) -> None:
-        """Write what is still buffered."""
+        """Write what is buffered and close the files."""
         self._writer.close()
         self._updates.close()
 
     def _open_updates(self, path: Path, version: int | None) -> TextIO:
-        """updates.csv with the lines up to ``version``, of which those of this epoch count for it;
-        empty where that is None."""
+        """Open updates.csv, cut to ``version`` (None: empty); count the lines of this epoch."""
         kept = [HEADER]
         if version is not None and path.is_file():
             lines = path.read_text().splitlines(keepends=True)[1:]
-            whole = [line for line in lines if line.endswith('\n')]  # a kill may have cut the last
-            kept += [line for line in whole if int(line.partition(',')[0]) <= version]
+            complete = [line for line in lines if line.endswith('\n')]  # a kill may cut the last
+            kept += [line for line in complete if int(line.partition(',')[0]) <= version]
         for line in kept[1:]:
             number, _, *others = line.split(',')
-            if int(number) > self._version - self._version % self._epoch:
+            if int(number) > self._version - self._version % self._updates_per_epoch:
                 self._of_epoch.add(Update(int(number), *map(int, others)))
         path.write_text(''.join(kept))
         return path.open('a')
 
     def _curves(self, numbers: dict[str, float], version: int, seconds: float) -> None:
-        """TensorBoard counts steps in whole numbers, so epochs are in thousandths."""
+        """Add points to the curves; in thousandths of epochs, as TensorBoard takes integers."""
         for name, value in numbers.items():
             self._writer.add_scalar(name, value, version)
             self._writer.add_scalar(f'by_second/{name}', value, round(seconds))
-            by_epoch = round(1000 * version / self._epoch)
+            by_epoch = round(1000 * version / self._updates_per_epoch)
             self._writer.add_scalar(f'by_milliepoch/{name}', value, by_epoch)
 
 
-def table(epochs: Sequence[dict[str, float]], folder: Path, metric: str) -> str:
-    """What a run came to; '' where no epoch was evaluated."""
+def closing_table(epochs: Sequence[dict[str, float]], folder: Path, metric: str) -> str:
+    """The summary of a run, as lines of text; '' where no epoch was evaluated."""
     if not epochs:
         return ''
     summed = ('bytes/received', 'bytes/sent', 'bytes/dense', 'staleness/mean')
@@ -168,8 +179,8 @@ def table(epochs: Sequence[dict[str, float]], folder: Path, metric: str) -> str:
     rows = {
         metric: f'{last[metric]:.2f} at the end, {max(e[metric] for e in epochs):.2f} best',
         'updates': f'{last["updates"]:,} in {last["seconds"]:.1f} s',
-        'bytes up': one_way(total['bytes/received'], dense),
-        'bytes down': one_way(total['bytes/sent'], dense),
+        'bytes up': bytes_row(total['bytes/received'], dense),
+        'bytes down': bytes_row(total['bytes/sent'], dense),
         'staleness': f'{total["staleness/mean"] / len(epochs):.2f} updates on average, '
         f'{max(e["staleness/max"] for e in epochs):.0f} at most',
         'curves': f'tensorboard --logdir {folder.parent}  (pip install tensorboard)',
@@ -178,6 +189,7 @@ def table(epochs: Sequence[dict[str, float]], folder: Path, metric: str) -> str:
     return '\n' + '\n'.join(f'{name:<{width}}  {value}' for name, value in rows.items())
 
 
-def one_way(sent: float, dense: float) -> str:
-    """Bytes of one direction, beside those of a dense model."""
-    return f'{sent / 1e6:,.2f} MB, {dense / 1e6:,.2f} MB if dense: {dense / sent:,.1f} times'
+def bytes_row(sent: float, dense: float) -> str:
+    """Bytes in one direction, compared with those of dense training."""
+    ratio = f'{dense / sent:,.1f}× fewer bytes'
+    return f'{sent / 1e6:,.2f} MB; dense would be {dense / 1e6:,.2f} MB: {ratio}'

@@ -1,6 +1,6 @@
-"""The command line, and errors that are printed once however many ranks there are.
+"""The command line of train.py, and errors that are printed once however many ranks there are.
 
-Nothing heavy is imported here: the command line is read before torch is.
+Nothing heavy is imported here: the command line is parsed before torch is imported.
 """
 
 from __future__ import annotations
@@ -19,31 +19,41 @@ from utils.config import ConfigError
 from utils.config.loading import check_exists
 
 BAD_INPUT = 2  # exit code
-STOPPED = 3  # exit code: training cannot go on
+STOPPED = 3  # exit code: training cannot continue
 INTERRUPTED = 130  # exit code, as of a shell after Ctrl-C
 DECLARATIONS = Path(__file__).parents[1] / 'configs' / '__init__.py'
 
 EXAMPLES = """\
 examples:
-  train alone, on the digits that scikit-learn ships, everything dense:
+  train alone, on the digits that scikit-learn ships, without compression:
     python train.py --configs configs/digits/cnn.py
   two workers, Deep Gradient Compression at 0.1 %, after a warm-up of five epochs:
     horovodrun -np 2 python train.py --configs configs/digits/cnn.py configs/dgc/wm5.py
   the same under another launcher, with half-precision values and another number of epochs:
     torchrun --nproc-per-node 2 train.py --configs configs/digits/cnn.py configs/dgc/wm5.py \\
         configs/dgc/fp16.py --configs.train.num_epochs 30 --suffix .e30
-  a server and four workers, asynchronous, sparsified both ways:
+  a server and four workers, asynchronous, sparsified in both directions:
     torchrun --nproc-per-node 5 train.py --configs configs/digits/cnn.py configs/dgs/dgs.py
-  how 16 workers would have converged, in one process:
+  a server for workers that are started by hand, and one of the workers:
+    python train.py --configs configs/digits/cnn.py configs/dgs/dgs.py \\
+        --configs.server.workers 4 --serve 127.0.0.1:5555
+    python train.py --configs configs/digits/cnn.py configs/dgs/dgs.py \\
+        --configs.server.address 127.0.0.1:5555
+  simulate 16 workers in one process, to see how they converge:
     python train.py --configs configs/digits/cnn.py configs/dgc/wm5.py \\
         --configs.engine.name simulated --configs.engine.size 16
-  what another run's best checkpoint is worth, in one process, however many workers saved it:
+  evaluate the best checkpoint of another run, in one process, whatever its number of workers:
     python train.py --configs configs/digits/cnn.py configs/dgc/wm5.py \\
         --evaluate --resume 'runs/[digits.cnn+dgc.wm5].np2'
+  list all algorithms, config files and settings:
+    python train.py --list
 """
 
-OPTIONS = ('--configs', '--devices', '--evaluate', '--help', '--resume', '--runs', '--suffix')
-# Left by launchers: those of dgc.engines.launchers, which cannot be asked before torch is imported.
+OPTIONS = (
+    *('--configs', '--devices', '--evaluate', '--help', '--list'),
+    *('--resume', '--runs', '--serve', '--suffix'),
+)
+# Environment variables of the launchers in dgc.engines.launchers, which imports torch.
 RANKS = {  # rank: local rank
     'HOROVOD_RANK': 'HOROVOD_LOCAL_RANK',
     'RANK': 'LOCAL_RANK',
@@ -57,7 +67,8 @@ PATIENCE = 3.0  # seconds
 class Refused(Exception):
     """Input that cannot be used, refused by all ranks at once.
 
-    rank: the rank that tells the person so.
+    Attributes:
+        rank: The rank that prints the message.
     """
 
     def __init__(self, message: str, rank: int = 0) -> None:
@@ -65,49 +76,55 @@ class Refused(Exception):
         self.rank = rank
 
 
-def give_up(code: int, message: str, speaks: bool) -> int:
-    """Print the one line that says why the program ends, on the rank that speaks; returns ``code``.
+def give_up(code: int, message: str, prints: bool) -> int:
+    """Print the one line that says why the program ends, if this rank prints; returns ``code``.
 
-    Launchers end all ranks as soon as one has failed, so the others wait until it has spoken.
+    Launchers end all ranks as soon as one has failed, so the other ranks wait until the message is
+    printed.
     """
-    if speaks:
-        start = '\n' if code == STOPPED else ''  # some rank's progress bar may stand in the line
+    if prints:
+        start = '\n' if code == STOPPED else ''  # the cursor may be behind a progress bar
         print(f'{start}train.py: {message}', file=sys.stderr, flush=True)
     else:
         time.sleep(PATIENCE)
     return code
 
 
-def interrupted(speaks: bool) -> NoReturn:
-    """End the process after Ctrl-C, on all ranks, each by itself.
+def interrupted(prints: bool) -> NoReturn:
+    """End the process after Ctrl-C, on each rank by itself.
 
-    At once: other threads, an engine's or a simulation's, may wait for workers that are gone.
-    What is on file is whole.
+    It ends at once, since threads of an engine or a simulation may wait for workers that are gone.
+    Checkpoints on disk are complete.
     """
-    if speaks:
-        told = 'interrupted: --resume goes on after the last epoch that was saved'
-        print(f'\ntrain.py: {told}', file=sys.stderr)
+    if prints:
+        message = 'interrupted: --resume continues after the last epoch that was saved'
+        print(f'\ntrain.py: {message}', file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(INTERRUPTED)
 
 
 class Parser(argparse.ArgumentParser):
-    """Tells what is wrong in one line, once however many ranks there are."""
+    """Reports an error in one line, once however many ranks there are."""
 
     def error(self, message: str) -> NoReturn:
-        """End the process. Told once a machine: a file may be missing on one of them only."""
+        """End the process. One rank per machine prints: a file may be missing on one of them."""
         name = next((name for name in RANKS if name in os.environ), 'RANK')
         rank, local_rank = os.environ.get(name, '0'), os.environ.get(RANKS[name], '0')
-        told = message if rank == '0' else f'rank {rank}: {message}'
-        raise SystemExit(give_up(BAD_INPUT, told, local_rank == '0'))
+        text = message if rank == '0' else f'rank {rank}: {message}'
+        raise SystemExit(give_up(BAD_INPUT, text, local_rank == '0'))
 
 
 def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The arguments of train.py, and the overrides of settings among them."""
+    """Parse the command line of train.py.
+
+    Returns:
+        The options, and the words that override settings, such as
+        ['--configs.train.num_epochs', '5'].
+    """
     parser = Parser(
         prog='train.py',
-        description='Train a network on many workers that send as little as they can.',
+        description='Train a network on several workers that exchange compressed gradients.',
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -116,7 +133,6 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
         '--configs',
         nargs='+',
         action='extend',
-        required=True,
         metavar='FILE',
         help='config files, executed in this order, each after the __init__.py above it',
     )
@@ -126,9 +142,14 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
         help='override one setting, such as --configs.train.optimizer.lr 0.05',
     )
     parser.add_argument(
+        '--list',
+        action='store_true',
+        help='list all algorithms, config files and settings with their defaults, and end',
+    )
+    parser.add_argument(
         '--devices',
         choices=['cpu', 'gpu'],
-        help='where to compute; by default on GPUs where there are any',
+        help='where to compute; by default on GPUs if torch finds any',
     )
     parser.add_argument(
         '--evaluate',
@@ -140,37 +161,46 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
         nargs='?',
         const='',
         metavar='RUN',
-        help='go on from the last checkpoint of a run folder; of this run itself without RUN',
+        help='continue from the last checkpoint of a run folder; without RUN, of this run',
+    )
+    parser.add_argument(
+        '--serve',
+        metavar='HOST:PORT',
+        help='be the server of asynchronous training (short for --configs.server.bind)',
     )
     parser.add_argument('--suffix', default='', help='appended to the name of the run folder')
     parser.add_argument('--runs', default='runs', help='where run folders are made (runs)')
     arguments, overrides = parser.parse_known_args(argv)
+    if not arguments.configs and not arguments.list:
+        parser.error('the following arguments are required: --configs (--list shows the files)')
+    if arguments.serve is not None:
+        overrides.append(f'--configs.server.bind={arguments.serve}')
     if importlib.util.find_spec('torch') is None:
         parser.error('this Python has no torch: `make setup`, then `. .venv/bin/activate`')
     try:
-        check_exists(arguments.configs)
+        check_exists(arguments.configs or ())
     except ConfigError as error:
         parser.error(str(error))
     return arguments, overrides
 
 
 class Once(logging.Filter):
-    """Lets each message through the first time that it comes."""
+    """Passes each message only the first time."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._said: set[str] = set()
+        self._seen: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether to print ``record``."""
         message = record.getMessage()
-        new = message not in self._said
-        self._said.add(message)
+        new = message not in self._seen
+        self._seen.add(message)
         return new
 
 
 def quiet_others(rank: int) -> None:
-    """Let warnings through once, on rank 0: they are alike on all ranks, or should be errors."""
+    """Print each warning once, on rank 0 only: ranks have the same ones, or they are errors."""
     logging.basicConfig(format='%(message)s', level=logging.INFO if rank == 0 else logging.ERROR)
     logging.root.handlers[0].addFilter(Once())
     logging.captureWarnings(True)

@@ -1,4 +1,4 @@
-"""Synchronous training: every rank runs the loop, and all make each step together."""
+"""Synchronous training: every rank runs the loop, and all ranks make each step together."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from utils.agree import agreed
 from utils.build import aspects, build, threads
 from utils.checkpoint import Checkpoints, restore
 from utils.config import ConfigError
-from utils.experiment import Experiment
 from utils.log import start_log
 from utils.progress import closing_table, say
+from utils.training.experiment import Experiment
 
 
 class Synchronous:
-    """The launcher's ranks, or the workers of a simulation, with a DistributedOptimizer each."""
+    """The launcher's ranks, or the workers of a simulation, each with a DistributedOptimizer."""
 
     def run(self, experiment: Experiment) -> None:
-        """This process's part, or all of a simulation."""
+        """Run this process's rank, or all workers of a simulation."""
         configs = experiment.configs
         for name in ('address', 'bind'):
             if configs.server[name] is not None:
@@ -29,21 +29,22 @@ class Synchronous:
                 )
 
         def worker(engine: Engine) -> None:
-            work(engine, experiment)
+            run_rank(engine, experiment)
 
         engines.run(worker, configs.engine.name, configs.engine.size, experiment.device)
 
 
-def work(engine: Engine, experiment: Experiment) -> None:
-    """One worker's part of the experiment."""
+def run_rank(engine: Engine, experiment: Experiment) -> None:
+    """Train, or only evaluate, as one rank."""
     arguments, configs, device = experiment.arguments, experiment.configs, experiment.device
     torch.set_num_threads(threads(configs.data.num_threads_per_worker, engine.local_size))
     folder = experiment.folder(engine.size)
-    with agreed(engine, device):  # on its own: a dataset may be missing on one machine only
+    with agreed(engine, device):  # before the handshake: one machine may lack the dataset
         datasets = configs.dataset.build()
     shake_hands(engine, aspects(configs, datasets), device)
     with agreed(engine, device):
         parts = build(configs, datasets, engine, device)
+
     first, best = 0, None
     if arguments.evaluate or experiment.resumes:
         with agreed(engine, device):
@@ -53,10 +54,12 @@ def work(engine: Engine, experiment: Experiment) -> None:
             say(engine, f'[{name}] = {value:.2f}')
         return
     if first >= configs.train.num_epochs:
-        trained = f'{experiment.source(folder)} has {first} epochs already'
-        say(engine, f'{trained}: there is nothing left to train')
+        epochs = f'{first} epoch{"s" if first > 1 else ""}'
+        source = experiment.source(folder)
+        say(engine, f'{source} has {epochs} already: there is nothing left to train')
         return
-    log = start_log(folder, parts, configs, first if experiment.goes_on(folder) else None)
+
+    log = start_log(folder, parts, configs, first if experiment.continues(folder) else None)
     checkpoints = Checkpoints(folder / 'checkpoints', engine.rank, engine.size)
     for epoch in range(first, configs.train.num_epochs):
         numbers = experiment.train_epoch(parts, configs, epoch, log)
@@ -67,7 +70,7 @@ def work(engine: Engine, experiment: Experiment) -> None:
         log.epoch(epoch, numbers)
         check_agreement(engine, parts.model.parameters())
         checkpoints.save(epoch, {**parts.state_dict(), 'epoch': epoch, 'best': best})
-        engine.barrier()
+        engine.barrier()  # an older epoch is removed only once every rank has saved this one
         checkpoints.finish(epoch, improved)
     log.close()
     closing_table(folder, configs, engine)

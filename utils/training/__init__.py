@@ -1,0 +1,8 @@
+"""The training modes (``configs.train.distribution``) and the experiment that they are given.
+
+experiment.py        Experiment: command line, configuration, and the loop of train.py
+synchronous.py       Synchronous: every rank runs the loop, with a DistributedOptimizer
+parameter_server.py  ParameterServer: one process serves, the workers run the loop
+server.py            the server's process: evaluation, checkpoints
+server_log.py        the server's files: metrics.jsonl, updates.csv, curves
+"""

@@ -1,0 +1,207 @@
+"""The server's process: it serves, evaluates its model, and writes the run folder."""
+
+from __future__ import annotations
+
+import copy
+import signal
+import socket
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from dgc.engines import LocalEngine
+from dgc.parameter_server import Address, Budget, Server, ServerSettings
+from dgc.parameter_server.model import FloatBuffers
+from dgc.parameter_server.sockets import Service, derive_key
+from utils.build import (
+    Evaluated,
+    build_evaluation_loaders,
+    build_optimizer,
+    build_train_loader,
+    check_metric,
+    common,
+    seed_everything,
+)
+from utils.checkpoint import CheckpointError, Checkpoints, load_whole, save_whole
+from utils.folder import check_writable, prepare_folder
+from utils.log import environment
+from utils.training.experiment import Experiment
+from utils.training.server_log import ServerLog, closing_table
+
+STATE = 'server.pth'  # in the folder of checkpoints: what a restarted server continues from
+MAX_PENDING_EVALUATIONS = 2  # each holds a copy of the model
+
+
+class ServerProcess:
+    """A server, from binding its address to its last checkpoint.
+
+    Args:
+        experiment: The experiment to serve.
+        settings: ``configs.server``.
+        datasets: By split.
+        workers: How many may train at the same time.
+        address: Where to listen.
+        secret: What the workers have too; None for no key.
+
+    Attributes:
+        address: Where it listens, with the port that was chosen.
+
+    Raises:
+        ValueError: For settings that a part refuses.
+        CheckpointError: If ``--resume`` names no run of a server.
+        ServerError: If it cannot listen at ``address``.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        settings: ServerSettings,
+        datasets: dict[str, Dataset],
+        workers: int,
+        address: Address,
+        secret: bytes | None,
+    ) -> None:
+        configs = experiment.configs
+        self._experiment, self._settings, self._workers = experiment, settings, workers
+        check_metric(configs, datasets)
+        seed_everything(configs.seed)
+        self._model = configs.model.build()
+        loader, _ = build_train_loader(configs, datasets, 0, workers, torch.device('cpu'))
+        updates_per_epoch = len(loader) * workers
+        self._log = ServerLog(updates_per_epoch, self._end_epoch)
+        self._server = Server(
+            build_optimizer(configs, self._model, workers=1),
+            self._model.named_parameters(),
+            self._model.buffers(),
+            configs.train.compression.build(),
+            Budget(workers, len(loader), configs.train.num_epochs * updates_per_epoch),
+            common(configs, datasets),
+            self._log,
+            settings.timeout,
+        )
+        self._folder = experiment.folder(workers)
+        self._checkpoints = Checkpoints(self._folder / 'checkpoints')
+        self._seconds = self._load_checkpoint() if experiment.resumes else 0.0
+        self._evaluator = Evaluator(experiment, datasets, self._model)
+        self._pending: list[Future[None]] = []
+        self._last_save = time.monotonic()
+        self._stopped = False
+        key = derive_key(secret) if secret else None
+        self._service = Service(self._server, address, key, settings.patience)
+        self.address = self._service.address
+
+    def run(self) -> None:
+        """Serve until all updates have been made and all workers have left, or until a signal."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        self._open_folder()
+        with self._service as service:
+            service.run(self._between_messages)
+        self._save()
+        self._log.close()
+        self._claim.close()
+        if self._server.finished:
+            epochs = self._log.metrics.read()
+            metric = self._experiment.configs.train.metric
+            print(closing_table(epochs, self._folder, metric), flush=True)
+
+    def _load_checkpoint(self) -> float:
+        """Restore the server; returns the seconds that the run has taken so far."""
+        source = self._experiment.source(self._folder)
+        folder = source if source.name == 'checkpoints' else source / 'checkpoints'
+        path = folder / STATE
+        if not path.is_file():
+            raise CheckpointError(f'there is no {path}: --resume RUN names the run of a server')
+        state = load_whole(path, 'start without --resume')
+        self._server.load_state_dict(state)
+        return float(state['seconds'])
+
+    def _open_folder(self) -> None:
+        """Prepare the run folder, with a first checkpoint, and print what is served."""
+        continues = self._experiment.continues(self._folder)
+        about = environment('parameter server', [socket.gethostname()], self._workers)
+        configs = self._experiment.configs
+        self._claim = prepare_folder(self._folder, configs, about, moves_aside=not continues)
+        numel = sum(self._server.model.numels)
+        version = self._server.version if continues else None
+        self._log.open(self._folder, numel, version, self._seconds)
+        check_writable(self._checkpoints.folder, 0)
+        self._save()
+        memory = 4 * numel * (2 + 2 * self._workers)  # θ, scratch; per worker a record and a reply
+        print(
+            f'{self._folder}\n{numel:,} parameters, at most {memory / 1e6:,.1f} MB of memory for '
+            f'them; {self._workers} workers make {self._server.budget.updates:,} updates\n'
+            f'serving at {self.address} from update {self._server.version}',
+            flush=True,
+        )
+
+    def _stop(self, number: int, frame: Any) -> None:
+        self._stopped = True
+
+    def _between_messages(self) -> bool:
+        """Save from time to time and re-raise errors of evaluations; returns whether to go on."""
+        if time.monotonic() - self._last_save > self._settings.checkpoint_seconds:
+            self._save()
+        if any(pending.done() for pending in self._pending):
+            self._pending.pop(0).result()
+        return not self._stopped
+
+    def _save(self) -> None:
+        """Write a checkpoint, after all earlier epochs are in metrics.jsonl: a resumed run does not
+        evaluate them again."""
+        while self._pending:
+            self._pending.pop(0).result()
+        self._log.flush()
+        state = {**self._server.state_dict(), 'seconds': self._log.seconds}
+        save_whole(state, self._checkpoints.folder / STATE)
+        self._last_save = time.monotonic()
+
+    def _end_epoch(self, epoch: int, numbers: dict[str, float]) -> None:
+        """Evaluate a copy of the model on another thread, while workers train on.
+
+        Waits for an earlier evaluation where two are pending.
+        """
+        while len(self._pending) >= MAX_PENDING_EVALUATIONS:
+            self._pending.pop(0).result()
+        state = self._server.state_dict()
+        numbers['workers'] = len(self._server.workers)
+
+        def finish() -> None:
+            numbers.update(self._evaluator.evaluate(state))
+            name = self._experiment.configs.train.metric
+            before = [line[name] for line in self._log.metrics.read()]
+            improved = not before or numbers[name] > max(before)
+            self._log.write(epoch, numbers)
+            model = self._evaluator.model.state_dict()
+            best = max([numbers[name], *before])
+            self._checkpoints.save(epoch, {'model': model, 'epoch': epoch, 'best': best})
+            self._checkpoints.finish(epoch, improved)
+
+        self._pending.append(self._evaluator.submit(finish))
+
+
+class Evaluator:
+    """Evaluates copies of the model one after another, on a thread of its own."""
+
+    def __init__(
+        self, experiment: Experiment, datasets: dict[str, Dataset], model: nn.Module
+    ) -> None:
+        configs, self._experiment = experiment.configs, experiment
+        self.model = copy.deepcopy(model).to(experiment.device)
+        loaders = build_evaluation_loaders(configs, datasets, 0, 1, experiment.device)
+        self._parts = Evaluated(LocalEngine(), experiment.device, self.model, loaders)
+        self._statistics = FloatBuffers(self.model.buffers())
+        self._pool = ThreadPoolExecutor(1)
+        self._threads = torch.get_num_threads()
+        self.submit = self._pool.submit
+
+    def evaluate(self, state: dict[str, Any]) -> dict[str, float]:
+        """Load ``Server.state_dict()`` into ``model`` and return its meters."""
+        torch.set_num_threads(self._threads)  # a setting of each thread
+        self.model.load_state_dict(state['parameters'], strict=False)
+        self._statistics.write(state['statistics'])
+        return self._experiment.evaluate(self._parts, self._experiment.configs)
