@@ -118,13 +118,13 @@ def step(reducer: Reducer, noise: Tensor) -> tuple[float, float, float]:
     bucket.gradient.copy_(noise)
     copied = moment(noise.device) - start
     engine.barrier()
-    before, carried = reducer.progress.compress, engine.traffic.clock_seconds
+    before, clock = reducer.progress.compress, engine.traffic.clock_seconds
     reducer.ready(0)
     reducer.synchronize()
     handed_over = time.perf_counter()
     queued = moment(noise.device) - handed_over  # on a GPU; a CPU has done what it was given
     compress = reducer.progress.compress - before
-    return compress + engine.traffic.clock_seconds - carried + queued, compress, copied
+    return compress + engine.traffic.clock_seconds - clock + queued, compress, copied
 
 
 def through(found: Sequence[Point]) -> Route:
