@@ -111,8 +111,13 @@ class Calibration:
 
 
 class Sample(NamedTuple):
-    """One measured engine call. messages, sent: what one rank sends, in messages and bytes;
-    seconds: wall-clock time of the slowest rank; processor: mean processor seconds of a rank."""
+    """One measured engine call.
+
+    Attributes:
+        messages, sent: messages and bytes that one rank sends.
+        seconds: wall-clock time on the slowest rank.
+        processor: processor time, in seconds, mean over the ranks.
+    """
 
     messages: float
     sent: float

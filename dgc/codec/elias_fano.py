@@ -1,27 +1,26 @@
-"""Ascending indices near their entropy: the code of Elias (1974) and Fano (1971).
+"""Ascending indices in nearly as few bits as their entropy: Elias (1974) and Fano (1971).
 
-Every one of the k indices below n is cut in two: its l low bits, and ``high = index >> l``.
+Each of the k indices below n is split into its l low bits and ``high = index >> l``.
 
-    l = bit length of n // (2k + 1)        the number of low bits that makes the section shortest
+    l = bit length of n // (2k + 1)        the number of low bits for which the section is shortest
 
-The section is one stream of ``k·l + k + (n >> l)`` bits, filled up with zeros to whole bytes. Bit j
-of the stream is bit ``j % 8`` of byte ``j // 8``, where bit 0 is the one of value 1.
+The section is one stream of ``k·l + k + (n >> l)`` bits, padded with zeros to whole bytes. Bit j
+of the stream is bit ``j % 8`` of byte ``j // 8``, where bit 0 is the least significant.
 
     bits                       content
-    0 … k·l - 1                the low bits of index 0, then of index 1, …; of each the bit of
-                               value 1 first
+    0 … k·l - 1                the low bits of index 0, then of index 1, …; of each the least
+                               significant first
     k·l … k·l + k + (n>>l) - 1 the high parts in unary: bit ``k·l + high + i`` is one for the i-th
                                index, counted from 0; all others are zero
 
 So the indices 1, 4, 5 of 10 have l = 1; low bits 1, 0, 1; ones at the bits 3 + 0, 3 + 3 and 3 + 4;
-and the two bytes ``cd 00``. No index makes no byte. A reader has n and k from the header, so they
-are not repeated here. It ignores the bits behind the stream.
+and the two bytes ``cd 00``. Without indices the section is empty. A reader knows n and k from the
+header of the message, and ignores the bits behind the stream.
 
-Since n >> l ≤ 2k, an index costs l + 1 bits and at most two more, however large n is: 11.95 at one
-in a thousand, where no code can do with less than 11.41.
+Since n >> l ≤ 2k, an index costs between l + 1 and l + 3 bits, however large n is: 11.95 bits at a
+density of 0.001, whose entropy is 11.41.
 
-``encode_plainly`` and ``decode_plainly`` are the reference, which the twins in C++ equal byte for
-byte.
+``encode_plainly`` and ``decode_plainly`` are the reference, which the C++ equals byte for byte.
 """
 
 from __future__ import annotations
@@ -43,25 +42,25 @@ def low_bits(numel: int, count: int) -> int:
 
 
 def stream(numel: int, count: int) -> tuple[int, int]:
-    """Where the unary part begins and ends, in bits. Grows with ``count`` and with ``numel``."""
+    """The begin and end of the unary part, in bits. Both grow with ``count`` and ``numel``."""
     low = low_bits(numel, count)
     return count * low, count * (low + 1) + (numel >> low)
 
 
 def length(numel: int, count: int) -> int:
-    """Bytes of the section."""
+    """The bytes of the section."""
     return -(-stream(numel, count)[1] // 8)
 
 
 def encode(indices: Tensor, numel: int) -> Tensor:
-    """``encode_plainly``, or its twin in C++ where there is one."""
+    """``encode_plainly``, or the same bytes from C++ where it is compiled."""
     if not ops.is_native(indices.device):
         return encode_plainly(indices, numel)
     return native.elias_fano_encode(indices, numel, low_bits(numel, len(indices)))
 
 
 def decode(section: Tensor, numel: int, count: int) -> Tensor:
-    """``decode_plainly``, or its twin in C++ where there is one."""
+    """``decode_plainly``, or the same indices from C++ where it is compiled."""
     if not ops.is_native(section.device):
         return decode_plainly(section, numel, count)
     check_length(section, numel, count)
@@ -72,9 +71,10 @@ def decode(section: Tensor, numel: int, count: int) -> Tensor:
 
 
 def encode_plainly(indices: Tensor, numel: int) -> Tensor:
-    """int64 ``[k]``, ascending, unique, from 0 to ``numel - 1``, as uint8 ``[length(numel, k)]``.
+    """Write int64 ``[k]`` as uint8 ``[length(numel, k)]``.
 
-    The caller vouches for the order: other indices give a section that means something else.
+    The indices must be unique and ascend within 0 … ``numel - 1``, which is not checked: others
+    give a section that decodes to different indices.
     """
     count, device = len(indices), indices.device
     low = low_bits(numel, count)
@@ -87,11 +87,13 @@ def encode_plainly(indices: Tensor, numel: int) -> Tensor:
 
 
 def decode_plainly(section: Tensor, numel: int, count: int) -> Tensor:
-    """int64 ``[count]`` out of uint8 ``[length(numel, count)]``.
+    """Read int64 ``[count]`` from uint8 ``[length(numel, count)]``.
 
-    Whether they ascend and stay below ``numel`` is the caller's to check, as in every coding.
-    Raises CodecError where the section has another length or does not hold ``count`` indices.
-    Nothing here is larger than a multiple of the section, whatever ``numel`` and ``count`` claim.
+    The caller checks that the indices ascend below ``numel``, as for every coding. No tensor made
+    here is larger than a multiple of the section, for any ``numel`` and ``count``.
+
+    Raises:
+        CodecError: the section has another length, or does not hold ``count`` indices.
     """
     check_length(section, numel, count)
     low = low_bits(numel, count)
@@ -105,12 +107,12 @@ def decode_plainly(section: Tensor, numel: int, count: int) -> Tensor:
 
 
 def check_length(section: Tensor, numel: int, count: int) -> None:
-    """Raise CodecError where a section has not the length of ``count`` indices."""
+    """Raise CodecError unless a section has the length of ``count`` indices."""
     if len(section) != length(numel, count):
         raise CodecError(f'{count} packed indices of {numel} do not fill {len(section)} bytes')
 
 
 def check_ones(ones: int, count: int) -> None:
-    """Raise CodecError where the unary part holds another number of indices."""
+    """Raise CodecError unless the unary part holds ``count`` indices."""
     if ones != count:
         raise CodecError(f'the packed indices are not {count}, as the header says')

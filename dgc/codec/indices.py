@@ -137,7 +137,7 @@ class Listed(IndexCoding):
 
 
 class FixedWidth(Listed):
-    """Each index as an integer of ``dtype``, little-endian."""
+    """Writes each index as an integer of ``dtype``, little-endian."""
 
     def __init__(self, name: str, code: int, dtype: torch.dtype) -> None:
         self.name = name
@@ -146,7 +146,7 @@ class FixedWidth(Listed):
         self.limit = torch.iinfo(dtype).max
 
     def capacity(self, numel: int, k: int) -> int:
-        """``k`` times 4 or 8."""
+        """``4k`` or ``8k``."""
         return k * self.dtype.itemsize
 
     def encode(self, indices: Tensor, numel: int) -> Tensor:
@@ -159,13 +159,13 @@ class FixedWidth(Listed):
 
 
 class Packed(Listed):
-    """Elias-Fano: about 12 bits an index at one in a thousand."""
+    """Elias-Fano coding: about 12 bits per index at a density of 0.001."""
 
     name = 'packed'
     code = 2
 
     def capacity(self, numel: int, k: int) -> int:
-        """At most ``2 + log2(n / k)`` bits an index, rounded up, and a byte."""
+        """At most ``2 + log2(n / k)`` bits per index, rounded up to whole bytes."""
         return elias_fano.length(numel, k)
 
     def encode(self, indices: Tensor, numel: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Bytes seen as other types, and what is said of bytes that make no sense."""
+"""Bytes viewed as other types, fields of a few bits, and the error for invalid bytes."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from torch import Tensor
 
 
 class CodecError(ValueError):
-    """A buffer that this codec did not write, or that was damaged on the way."""
+    """A buffer that is not a message of this codec, or was damaged in transit."""
 
 
 def typed(raw: Tensor, dtype: torch.dtype) -> Tensor:
-    """uint8 bytes viewed as ``dtype``; copied first where they do not lie on its boundary."""
+    """uint8 bytes viewed as ``dtype``; copied first where they are not aligned for it."""
     if raw.storage_offset() % dtype.itemsize:
         raw = raw.clone()
     return raw.view(dtype)
 
 
 def pack(fields: Tensor, bits: int) -> Tensor:
-    """uint8 ``[m]`` of ``bits`` (1, 2, 4 or 8) bits each, as uint8 ``[⌈m·bits/8⌉]``.
+    """Pack uint8 ``[m]``, each below 2^bits, into uint8 ``[⌈m·bits/8⌉]``; bits is 1, 2, 4 or 8.
 
-    The first field lies in the lowest bits of the first byte; what is missing at the end is zero.
+    The first field is in the lowest bits of the first byte; unused bits at the end are zero.
     """
     per_byte = 8 // bits
     whole = torch.nn.functional.pad(fields, (0, -len(fields) % per_byte))
@@ -28,11 +28,11 @@ def pack(fields: Tensor, bits: int) -> Tensor:
 
 
 def unpack(raw: Tensor, bits: int) -> Tensor:
-    """The inverse of :func:`pack`: uint8 ``[len(raw)·8/bits]``, with the zeros at the end."""
+    """The inverse of :func:`pack`: uint8 ``[len(raw)·8/bits]``, unused fields included."""
     fields = raw.unsqueeze(1) >> shifts(bits, raw.device)
     return fields.bitwise_and_(2**bits - 1).flatten()
 
 
 def shifts(bits: int, device: torch.device) -> Tensor:
-    """Where the fields of ``bits`` bits begin in a byte: uint8 ``[8/bits]``."""
+    """The bit at which each field of ``bits`` bits begins in a byte: uint8 ``[8/bits]``."""
     return torch.arange(0, 8, bits, dtype=torch.uint8, device=device)

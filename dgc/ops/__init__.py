@@ -1,8 +1,8 @@
-"""The few fused kernels, each beside its plain reference.
+"""Fused kernels, each with a reference in plain PyTorch that it equals bit for bit.
 
 reference   plain PyTorch, on any device
-native      C++, on the CPU; compiled by the set-up (``python -m dgc.ops.build``)
-cuda        Triton, on NVIDIA's GPUs
+native      C++, on the CPU; compiled by ``make setup`` (``python -m dgc.ops.build``)
+cuda        Triton, on NVIDIA GPUs
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ log = logging.getLogger('dgc')
 
 
 def kernels(device: torch.device) -> Kernels:
-    """The fastest set of kernels there is for a device."""
+    """The fastest set of kernels available for a device."""
     return reference if _unfused.get() else _kernels(device.type)
 
 
 @contextmanager
 def unfused() -> Iterator[None]:
-    """Inside, this thread has the reference alone: to compare with."""
+    """Use the reference alone inside this context, in this thread: for tests and benchmarks."""
     token = _unfused.set(True)
     try:
         yield
@@ -42,24 +42,26 @@ def unfused() -> Iterator[None]:
 
 
 def is_fused(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether there is more than the reference for gradients of this type, on this device."""
+    """Whether fused kernels exist for gradients of this type on this device."""
     return dtype in FUSED_TYPES and kernels(device) is not reference
 
 
 def is_native(device: torch.device) -> bool:
-    """Whether the C++ library serves a device."""
+    """Whether the C++ library is used for tensors on a device."""
     return device.type == 'cpu' and kernels(device) is not reference
 
 
 def is_sole(tensor: Tensor) -> bool:
-    """Whether nobody else holds the memory of ``tensor``, which may then be written to. Only the
-    C++ library can tell; without it, False."""
+    """Whether ``tensor`` is the only reference to its storage, which may then be overwritten.
+
+    Only the C++ library can count references to a storage; without it, False.
+    """
     return _kernels('cpu') is not reference and torch.ops.dgc.holders(tensor) == 1
 
 
 @cache
 def _kernels(device_type: str) -> Kernels:
-    """Looked for once; where there is only the reference, that is said once."""
+    """Choose the kernels for a type of device, once; logs once where only the reference exists."""
     if device_type == 'cpu':
         from dgc.ops import native
 

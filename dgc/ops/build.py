@@ -1,8 +1,9 @@
 """Compile the C++ kernels: ``python -m dgc.ops.build``, which the set-up runs.
 
-The library goes into ``${XDG_CACHE_HOME:-~/.cache}/dgc/ops``, in a folder named after everything
-that it depends on, and is found there by every environment with the same torch. It holds each loop
-for several instruction sets and picks one when it is loaded, so that machines may share a cache.
+The library is written to ``${XDG_CACHE_HOME:-~/.cache}/dgc/ops``, in a folder whose name
+hashes the sources, flags and torch version, and is loaded from there by every environment with the
+same torch. It contains each loop compiled for several instruction sets and picks one at load time,
+so machines with different processors may share a cache.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 import torch
 
 SOURCES = Path(__file__).parent / 'csrc'
-# Without contraction a product and a sum are rounded one by one, as PyTorch does.
+# Contraction would round a product and a sum once; PyTorch, the reference, rounds both.
 FLAGS = ['-O3', '-std=c++20', '-fPIC', '-fopenmp', '-ffp-contract=off', '-Wall']
 AVX2 = ['-mavx2', '-mf16c']
 AVX512 = [*AVX2, '-mavx512f', '-mavx512bw', '-mavx512vl', '-mavx512dq']
@@ -28,20 +29,20 @@ INSTRUCTION_SETS = {
     'avx2': AVX2,
     'avx512': [*AVX512, '-mprefer-vector-width=512'],
 }
-TIMEOUT = 600  # seconds for one file; it takes ten
+TIMEOUT = 600  # seconds per file, which usually takes ten
 
 
 class BuildError(RuntimeError):
-    """The kernels could not be compiled here."""
+    """The kernels could not be compiled on this machine."""
 
 
 def is_x86() -> bool:
-    """Whether instruction sets beyond the compiler's own choice are compiled too."""
+    """Whether this is an x86-64 processor, for which the AVX2 and AVX-512 variants are compiled."""
     return platform.machine() in ('x86_64', 'AMD64')
 
 
 def library_path() -> Path:
-    """Where the library for this source, torch and machine is, or would be."""
+    """The path of the library for these sources, this torch and this machine, built or not."""
     digest = hashlib.sha256(repr((FLAGS, INSTRUCTION_SETS)).encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.read_bytes())
@@ -51,7 +52,17 @@ def library_path() -> Path:
 
 
 def build(compiler: str | None = None) -> Path:
-    """Compile the library unless it is there; returns its path. Raises BuildError."""
+    """Compile the library unless it exists.
+
+    Args:
+        compiler: a program; by default ``$CXX``, g++ or c++.
+
+    Returns:
+        The path of the library.
+
+    Raises:
+        BuildError: there is no compiler, it failed, or the cache cannot be written.
+    """
     target = library_path()
     if target.exists():
         return target
@@ -62,14 +73,14 @@ def build(compiler: str | None = None) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
             library = _compile(compiler, Path(scratch))
-            library.replace(target)  # at once, so that nobody loads half of it
+            library.replace(target)  # atomic: another process must not load half of it
     except OSError as error:
         raise BuildError(f'{error} (set XDG_CACHE_HOME or CXX)') from error
     return target
 
 
 def _compile(compiler: str, scratch: Path) -> Path:
-    """Each object file, then the library, all in the folder ``scratch``."""
+    """Compile the object files and link the library in the folder ``scratch``; returns its path."""
     torch_folder = Path(torch.__file__).parent
     flags = [*FLAGS, '-DDGC_X86'] if is_x86() else FLAGS
     sets = INSTRUCTION_SETS if is_x86() else {'baseline': []}
@@ -98,15 +109,15 @@ def _run(command: list[str]) -> None:
 
 
 def main() -> int:
-    """Build and say where; 1 with a line of explanation where that fails."""
+    """Build and print the path; returns 1 with one line of explanation on failure."""
     known = library_path().exists()
     if not known:
-        print('Compiling the fused kernels: half a minute, once', flush=True)
+        print('Compiling the fused kernels (once, about 30 s)', flush=True)
     try:
         path = build()
     except BuildError as error:
-        print(f'The fused kernels cannot be compiled: {error}. All works without them, in plain '
-              'PyTorch, several times slower.', file=sys.stderr)  # fmt: skip
+        print(f'The fused kernels cannot be compiled: {error}. Training works without them, in '
+              'plain PyTorch, several times slower.', file=sys.stderr)  # fmt: skip
         return 1
     if not known:
         print(f'Compiled the fused kernels into {path.parent}')

@@ -1,4 +1,4 @@
-"""What every set of kernels is given, and what it answers."""
+"""The interface of a set of kernels: its arguments and results."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ FUSED_TYPES = (torch.float32, torch.bfloat16, torch.float16)  # of gradients
 
 
 class Update(NamedTuple):
-    """How a memory takes a gradient ``g`` into what it keeps, ``v``.
+    """How a memory adds a gradient ``g`` to its accumulated residual ``v``.
 
         without a momentum buffer    v ← v + g
         with one, u                  u ← m·u + g,    v ← v + u
         with Nesterov's momentum     u ← m·(u + g),  v ← v + u + g
 
-    gradients: ``g`` in pieces, flat tensors that make ``[n]`` one after another; all of them
-        float32, bfloat16 or float16.
-    momentum_buffer: ``u``, float32 ``[n]``, updated in place; or ``None``.
-    momentum: ``m``.
+    The last two are momentum correction (Lin et al. 2018, section 3.2).
+
+    Attributes:
+        gradients: ``g`` in pieces: flat tensors, all float32, bfloat16 or float16, whose
+            concatenation is ``g[n]``.
+        momentum_buffer: ``u``, float32 ``[n]``, updated in place; or ``None``.
+        momentum: ``m``.
+        nesterov: whether the third rule is used, given a momentum buffer.
     """
 
     gradients: Sequence[Tensor]
@@ -33,16 +37,17 @@ class Update(NamedTuple):
 
     @property
     def gradient(self) -> Tensor:
-        """``g[n]``: a copy, unless it is in one piece."""
+        """``g[n]``; a copy where it has more than one piece."""
         return self.gradients[0] if len(self.gradients) == 1 else torch.cat([*self.gradients])
 
 
 class Found(NamedTuple):
-    """Elements whose magnitude is at or above a threshold. A NaN counts as above any.
+    """The elements whose magnitude is at or above a threshold. A NaN counts as above any.
 
-    total: how many there are.
-    indices: int64, ascending: where the first of them are, ``limit`` at most.
-    values: float32, the same elements.
+    Attributes:
+        total: the number of them, also where that is more than ``limit``.
+        indices: int64 ``[min(total, limit)]``, ascending: the positions of the first ones.
+        values: float32, the elements at these positions.
     """
 
     total: int
@@ -51,23 +56,28 @@ class Found(NamedTuple):
 
 
 class Kernels(Protocol):
-    """A set of kernels; each is a module with these functions, described in ``reference``."""
+    """A module with these functions, whose results equal those of ``dgc.ops.reference``.
+
+    ``accumulated`` is the residual ``v`` of :class:`Update`, float32 ``[n]``.
+    """
 
     __name__: str
 
     def accumulate(
         self, accumulated: Tensor, update: Update, threshold: float, limit: int
     ) -> Found:
-        """Take the gradient in, and find what is then at or above the threshold."""
+        """Apply the update in place, and find the elements then at or above the threshold."""
 
     def collect(self, values: Tensor, threshold: float, limit: int) -> Found:
-        """Find what is at or above the threshold, changing nothing."""
+        """Find the elements at or above the threshold. Reads only."""
 
     def sample(self, accumulated: Tensor, update: Update, positions: Tensor) -> Tensor:
-        """Magnitudes as they will be once the gradient is taken in, changing nothing."""
+        """The magnitudes at int64 ``positions[s]`` as they will be after the update. Reads only."""
 
-    def spread(self, pieces: Sequence[Tensor], parts: Sequence[Sparse], scale: float) -> None:
-        """``pieces ← scale · Σ parts``, in the order of the parts."""
+    def spread(
+        self, pieces: Sequence[Tensor], contributions: Sequence[Sparse], scale: float
+    ) -> None:
+        """``pieces ← scale · Σ contributions``, added in their order."""
 
     def finite(self, tensors: Sequence[Tensor]) -> bool:
         """Whether no element of any of them is infinite or NaN."""

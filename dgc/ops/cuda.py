@@ -1,14 +1,16 @@
-"""The kernels in Triton, for NVIDIA's GPUs.
+"""The kernels in Triton, for NVIDIA GPUs.
 
-One pass updates a memory, compares it with the threshold and counts. A program that found something
-reserves room in a list with one atomic addition, and writes there; the host waits for the total
-alone. Programs come in any order, and so do their parts of the list, which is sorted by position.
+One pass updates a memory's buffers, compares the result with the threshold and counts. A program
+that found elements reserves room for them in a list with one atomic addition and writes them there;
+the host synchronizes once, to read the total. Programs run in any order, so the host then sorts the
+list by position, which makes the result deterministic.
 
-Where the list has no room for all, what it holds depends on that order, and is thrown away: the sum
-of the counts of all programs before it tells each one where its elements belong, and a second pass
-reads again what lies before the limit. So the answer is the same every time.
+Where the list has no room for all, its content depends on the order of the programs and is
+discarded. The exclusive prefix sum of the programs' counts then gives each its place in the list,
+and a second pass collects the elements that lie before the limit.
 
-Every operation is rounded on its own, as PyTorch does: see OPTIONS.
+Each operation is rounded on its own, as in PyTorch, so that results equal the reference bit for
+bit: see OPTIONS.
 """
 # mypy: allow-untyped-defs
 
@@ -24,23 +26,23 @@ from dgc.ops.reference import finite, spread
 
 __all__ = ['accumulate', 'collect', 'finite', 'sample', 'spread']
 
-BLOCK = 1024  # elements of a program
-# Without fusion a product and a sum are two instructions, not one that rounds once.
+BLOCK = 1024  # elements per program
+# Fusion would turn a product and a sum into one instruction that rounds once.
 OPTIONS = {'block': BLOCK, 'enable_fp_fusion': False}
 
 
 def accumulate(accumulated: Tensor, update: Update, threshold: float, limit: int) -> Found:
-    """Update, compare and collect in one pass over memory."""
+    """``reference.accumulate`` in one pass over memory."""
     return _search(accumulated, update, threshold, limit)
 
 
 def collect(values: Tensor, threshold: float, limit: int) -> Found:
-    """One reading pass."""
+    """``reference.collect`` in one reading pass."""
     return _search(values.contiguous(), None, threshold, limit)
 
 
 def sample(accumulated: Tensor, update: Update, positions: Tensor) -> Tensor:
-    """Reads at ``positions`` alone, which are trusted to lie within."""
+    """``reference.sample``, reading at ``positions`` alone. They are not checked to be within n."""
     gradient, u, momentum, nesterov = _arguments(accumulated, update)
     positions = positions.contiguous()
     magnitudes = torch.empty(positions.numel(), dtype=torch.float32, device=accumulated.device)
@@ -53,7 +55,7 @@ def sample(accumulated: Tensor, update: Update, positions: Tensor) -> Tensor:
 
 
 def _search(v: Tensor, update: Update | None, threshold: float, limit: int) -> Found:
-    """What of ``v[n]`` is at or above the threshold, once the update, if any, is made."""
+    """Apply the update to ``v[n]``, if any, and find the elements at or above the threshold."""
     gradient, u, momentum, nesterov = _arguments(v, update)
     n, device = v.numel(), v.device
     grid, lowest, room = _grid(n), _lowest_wanted(threshold), min(limit, n)
@@ -66,7 +68,7 @@ def _search(v: Tensor, update: Update | None, threshold: float, limit: int) -> F
             gradient, u, v, n, momentum, lowest, room, found, counts, indices, values,
             nesterov=nesterov, **OPTIONS,
         )  # fmt: skip
-        total = int(found)  # the host waits here
+        total = int(found)  # the only host synchronization
         if total <= room:
             indices, order = indices[:total].sort()
             return Found(total, indices, values[order])
@@ -77,14 +79,15 @@ def _search(v: Tensor, update: Update | None, threshold: float, limit: int) -> F
 
 
 def _grid(count: int) -> tuple[int]:
-    """One program for each block of ``count`` elements."""
+    """The launch grid of ``count`` elements: one program per block."""
     return (triton.cdiv(count, BLOCK),)
 
 
 def _lowest_wanted(threshold: float) -> int:
-    """The bits of the smallest magnitude that is wanted: never those of 0.
+    """The bit pattern of the smallest magnitude to be found, which is never that of 0.
 
-    Magnitudes compare as their bits do, and a NaN as the largest of all.
+    Non-negative floats order as their bit patterns do, with NaN above infinity. So kernels compare
+    integers, and find every NaN.
     """
     bits = torch.tensor(max(threshold, 0.0), dtype=torch.float32).view(torch.int32)
     return max(int(bits), 1)
@@ -93,7 +96,10 @@ def _lowest_wanted(threshold: float) -> int:
 def _arguments(
     v: Tensor, update: Update | None
 ) -> tuple[Tensor | None, Tensor | None, float, bool]:
-    """Checked, since a kernel would write beyond the end of what is too short."""
+    """Gradient, momentum buffer, momentum and rule, checked.
+
+    A kernel would read and write beyond the end of a tensor that is too short.
+    """
     _check('values', v, v, torch.float32)
     if update is None:
         return None, None, 0.0, False
@@ -116,8 +122,9 @@ def _check(name: str, tensor: Tensor, like: Tensor, *dtypes: torch.dtype) -> Non
         )
 
 
-# In the kernels gradient[n], u[n] and v[n] are pointers, and the first two are None where the rule
-# has none. Positions are int64, for tensors of more than 2³¹ elements.
+# In the kernels gradient[n], u[n] and v[n] are pointers; the first two are None where the rule does
+# not use them. Positions are int64, for tensors of more than 2³¹ elements. Scalars that change from
+# call to call are not specialized, since Triton would compile a variant for some of their values.
 
 
 @triton.jit(do_not_specialize=['momentum', 'lowest', 'limit'])
@@ -125,10 +132,10 @@ def _search_kernel(
     gradient, u, v, n, momentum, lowest, limit, found, counts, indices, values,
     nesterov: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Update and collect one block; found[1] is the total, counts[programs] its parts."""
+    """Update and collect one block; found[1] is the total, counts[programs] are its parts."""
     program = tl.program_id(0)
     first = program.to(tl.int64) * block
-    if first + block <= n:  # without a mask, memory is read in vectors whatever n is
+    if first + block <= n:  # without a mask, loads are vectorized whatever n is
         accumulated = _take_in(gradient, u, v, first, None, momentum, nesterov, block)
     else:
         inside = tl.arange(0, block) < n - first
@@ -146,7 +153,7 @@ def _first_kernel(
     v, n, lowest, limit, starts, indices, values,
     block: tl.constexpr,
 ):  # fmt: skip
-    """Collect one block, in a list where starts[programs] says; nothing at or after the limit."""
+    """Collect one block into the list from starts[programs] on, up to the limit."""
     program = tl.program_id(0)
     start = tl.load(starts + program)
     if start < limit:
@@ -170,7 +177,7 @@ def _sample_kernel(
     gradient, u, v, positions, magnitudes, count, momentum,
     nesterov: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """magnitudes[count] of v at positions[count], as they will be after the update."""
+    """Store magnitudes[count] of v at positions[count], as they will be after the update."""
     lanes = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = lanes < count
     at = tl.load(positions + lanes, mask=inside, other=0)
@@ -189,7 +196,7 @@ def _take_in(
     gradient, u, v, first, inside, momentum,
     nesterov: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """One block of v once its gradient, if any, is taken in; 0 outside."""
+    """Update one block of u and v in place and return it; 0 outside the tensor."""
     lanes = tl.arange(0, block)
     accumulated = _load(v + first + lanes, inside)
     if gradient is not None:
@@ -206,7 +213,7 @@ def _take_in(
 
 @triton.jit
 def _load(pointers, inside):
-    """A block; 0 outside. No mask, no value for what it leaves out."""
+    """Load a block, 0 where the mask is false. Without a mask there must be no ``other`` either."""
     if inside is None:
         block = tl.load(pointers)
     else:
@@ -216,7 +223,7 @@ def _load(pointers, inside):
 
 @triton.jit
 def _widened(gradient):
-    """As float32. A bfloat16 is the upper half of one, which old GPUs cannot convert."""
+    """Convert to float32. A bfloat16 is its upper half; GPUs before sm_80 cannot convert it."""
     if gradient.dtype == tl.bfloat16:
         bits = gradient.to(tl.int16, bitcast=True).to(tl.int32) << 16
         wide = bits.to(tl.float32, bitcast=True)
@@ -227,7 +234,7 @@ def _widened(gradient):
 
 @triton.jit
 def _updated(g, u, v, momentum, nesterov: tl.constexpr):
-    """u and v by the rules of Update."""
+    """The new u and v by the rules of Update, with the reference's order of operations."""
     if nesterov:
         u = (u + g) * momentum
         v = v + u + g
@@ -249,7 +256,7 @@ def _write(
     accumulated, wanted, first, start, limit, indices, values,
     block: tl.constexpr,
 ):  # fmt: skip
-    """What is wanted of a block, in order, from place ``start`` of the list up to its end."""
+    """Write the wanted elements of a block, in order, from place ``start`` of the list on."""
     places = start + tl.cumsum(wanted) - wanted
     here = (wanted != 0) & (places < limit)
     tl.store(indices + places, first + tl.arange(0, block), mask=here)

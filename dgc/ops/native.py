@@ -19,8 +19,9 @@ PLAIN, MOMENTUM, NESTEROV = range(3)  # Rule in csrc/kernels.h
 
 
 def load() -> bool:
-    """Load the compiled library; False where there is none for this torch, or it is damaged."""
-    from dgc.ops.build import library_path  # which is also run as a program, before any import
+    """Load the compiled library; False where it is not built for this torch, or damaged."""
+    # Imported here, since ``python -m dgc.ops.build`` would warn of a module imported before.
+    from dgc.ops.build import library_path
 
     path = library_path()
     if not path.exists():
@@ -34,7 +35,7 @@ def load() -> bool:
 
 
 def accumulate(accumulated: Tensor, update: Update, threshold: float, limit: int) -> Found:
-    """Update, compare and collect in one pass over memory."""
+    """``reference.accumulate`` in one pass over memory."""
     indices, values, count = torch.ops.dgc.accumulate(
         accumulated, *_arguments(update), threshold, limit
     )
@@ -42,22 +43,23 @@ def accumulate(accumulated: Tensor, update: Update, threshold: float, limit: int
 
 
 def collect(values: Tensor, threshold: float, limit: int) -> Found:
-    """One reading pass."""
+    """``reference.collect`` in one reading pass."""
     indices, chosen, count = torch.ops.dgc.collect(values.contiguous(), threshold, limit)
     return Found(count, indices, chosen)
 
 
 def sample(accumulated: Tensor, update: Update, positions: Tensor) -> Tensor:
-    """Reads at ``positions`` alone."""
+    """``reference.sample``, reading at ``positions`` alone."""
     return torch.ops.dgc.sample(accumulated, *_arguments(update), positions)
 
 
-def spread(pieces: Sequence[Tensor], parts: Sequence[Sparse], scale: float) -> None:
-    """One writing pass, where the pieces are float32."""
+def spread(pieces: Sequence[Tensor], contributions: Sequence[Sparse], scale: float) -> None:
+    """``reference.spread`` in one writing pass, for float32 pieces and sparse contributions."""
     if any(piece.dtype != torch.float32 for piece in pieces):
-        reference.spread(pieces, parts, scale)
+        reference.spread(pieces, contributions, scale)
         return
-    indices, values = [indices_of(part) for part in parts], [part.values for part in parts]
+    indices = [indices_of(contribution) for contribution in contributions]
+    values = [contribution.values for contribution in contributions]
     torch.ops.dgc.spread(pieces, indices, values, scale)
 
 
@@ -75,7 +77,7 @@ def step(parameter: Tensor, gradient: Tensor, buffer: Tensor, group: dict[str, A
 
 
 def finite(tensors: Sequence[Tensor]) -> bool:
-    """One reading pass, which ends soon after the first element that is not."""
+    """``reference.finite`` in one reading pass, which ends soon after an element that is not."""
     if all(tensor.dtype in FUSED_TYPES and tensor.is_contiguous() for tensor in tensors):
         return torch.ops.dgc.finite([tensor.view(-1) for tensor in tensors])
     return reference.finite(tensors)
@@ -102,16 +104,17 @@ def linear_decode(section: Tensor, count: int, bits: int, block: int) -> tuple[T
 
 
 def elias_fano_encode(indices: Tensor, numel: int, low: int) -> Tensor:
-    """``dgc.codec.elias_fano.encode`` in one pass over the indices."""
+    """``dgc.codec.elias_fano.encode_plainly`` in one pass over the indices."""
     return torch.ops.dgc.elias_fano_encode(indices.contiguous(), numel, low)
 
 
 def elias_fano_decode(section: Tensor, numel: int, count: int, low: int) -> tuple[Tensor, int]:
-    """``dgc.codec.elias_fano.decode``; the number is that of the indices that are there."""
+    """``dgc.codec.elias_fano.decode_plainly``, and the number of indices that the section holds."""
     return torch.ops.dgc.elias_fano_decode(section.contiguous(), numel, count, low)
 
 
 def _arguments(update: Update) -> tuple[list[Tensor], Tensor | None, int, float]:
+    """The gradient, momentum buffer, rule and momentum that the C++ functions take."""
     rule = PLAIN
     if update.momentum_buffer is not None:
         rule = NESTEROV if update.nesterov else MOMENTUM

@@ -1,4 +1,4 @@
-"""The kernels in plain PyTorch: the fast ones are tested against them, and may be missing."""
+"""The kernels in plain PyTorch: the reference for the fused ones, and the fallback for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ SMALLEST = 2.0**-149  # of the positive float32 numbers
 
 
 def accumulate(accumulated: Tensor, update: Update, threshold: float, limit: int) -> Found:
-    """Take the gradient in, then ``collect``: one pass for each operation."""
+    """Apply the update in place, then ``collect``: one pass over memory per operation.
+
+    The order of operations in each rule is fixed, since the fused kernels round alike.
+    """
     gradient, u, m = update.gradient, update.momentum_buffer, update.momentum
     if u is None:
         accumulated.add_(gradient)
@@ -28,7 +31,8 @@ def accumulate(accumulated: Tensor, update: Update, threshold: float, limit: int
 
 
 def collect(values: Tensor, threshold: float, limit: int) -> Found:
-    """Elements of ``values[n]`` whose magnitude is at least ``threshold``, and not 0; every NaN."""
+    """The elements of ``values[n]`` of magnitude ``threshold`` or more, and not 0; every NaN."""
+    # Compared with <, a NaN is not below the threshold, so it is found.
     below = values.abs() < max(threshold, SMALLEST)
     indices = below.logical_not_().nonzero().view(-1)
     first = indices[:limit]
@@ -36,7 +40,7 @@ def collect(values: Tensor, threshold: float, limit: int) -> Found:
 
 
 def sample(accumulated: Tensor, update: Update, positions: Tensor) -> Tensor:
-    """Magnitudes at ``positions[s]`` once the gradient is taken in."""
+    """float32 magnitudes at int64 ``positions[s]`` as they will be after the update."""
     gradient = update.gradient[positions].float()
     v = accumulated[positions]
     if update.momentum_buffer is None:
@@ -47,25 +51,36 @@ def sample(accumulated: Tensor, update: Update, positions: Tensor) -> Tensor:
     return v.add_(u.mul_(update.momentum).add_(gradient)).abs_()
 
 
-def spread(pieces: Sequence[Tensor], parts: Sequence[Sparse], scale: float) -> None:
-    """``pieces ← scale · Σ parts``, added in their order, in float32. The pieces are flat tensors
-    that make ``[n]`` one after another."""
+def spread(pieces: Sequence[Tensor], contributions: Sequence[Sparse], scale: float) -> None:
+    """Write ``scale · Σ contributions`` to ``pieces``, added in their order, in float32.
+
+    Args:
+        pieces: flat tensors of any floating-point type, whose concatenation is ``[n]``.
+        contributions: messages of n elements.
+        scale: a factor, such as 1 / world size.
+    """
+    # A single float32 piece is summed in place; otherwise the sum is made in float32 and copied.
     alone = len(pieces) == 1 and pieces[0].dtype == torch.float32
-    total = pieces[0].zero_() if alone else torch.zeros(parts[0].numel, device=pieces[0].device)
-    for part in parts:
-        part.add_to(total, alpha=scale)
+    total = (
+        pieces[0].zero_() if alone else torch.zeros(contributions[0].numel, device=pieces[0].device)
+    )
+    for contribution in contributions:
+        contribution.add_to(total, alpha=scale)
     if not alone:
         fill(pieces, total)
 
 
 def fill(pieces: Sequence[Tensor], flat: Tensor) -> None:
-    """``pieces ← flat[n]``, of which each takes its part."""
-    for piece, its in zip(pieces, flat.split([len(p) for p in pieces]), strict=True):
-        piece.copy_(its)
+    """Copy ``flat[n]`` to ``pieces``, whose concatenation is ``[n]``."""
+    for piece, source in zip(pieces, flat.split([len(p) for p in pieces]), strict=True):
+        piece.copy_(source)
 
 
 def finite(tensors: Sequence[Tensor]) -> bool:
-    """Whether no element of any of them is infinite or NaN: one reading pass in the usual case."""
+    """Whether all elements of all tensors are finite.
+
+    A finite sum proves it in one reading pass; a sum that overflowed needs a second look.
+    """
     return all(
         bool(tensor.sum(dtype=torch.float32).isfinite()) or bool(tensor.isfinite().all())
         for tensor in tensors

@@ -35,7 +35,7 @@ def test_the_library_has_a_place_of_its_own_for_every_source(tmp_path, monkeypat
 def test_a_compiler_that_fails_is_told_by_its_first_error(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv('CXX', script(tmp_path, 'echo "a.cpp:1: error: no" >&2; exit 1'))
     assert build.main() == 1
-    assert 'failed: a.cpp:1: error: no. All works without them' in capsys.readouterr().err
+    assert 'failed: a.cpp:1: error: no. Training works without them' in capsys.readouterr().err
     assert not build.library_path().exists()
     assert list(build.library_path().parent.iterdir()) == []  # nothing half made stays
 

@@ -1,5 +1,5 @@
-// torch.ops.dgc: checks what it is given, shares the work among threads, and leaves the loops to
-// kernels.cpp. dgc/ops/reference.py does the same in plain PyTorch.
+// The operators torch.ops.dgc: they check their arguments, divide the work among threads, and call the
+// loops in kernels.cpp. dgc/ops/reference.py is the same in plain PyTorch.
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -20,7 +20,7 @@ namespace {
 
 using at::Tensor;
 
-// Below this many elements a second thread costs more than it saves.
+// Elements per thread: below this, starting a second thread costs more than it saves.
 constexpr int64_t kGrain = 32768;
 
 const Kernels& kernels() {
@@ -76,7 +76,7 @@ Memory memory_of(const Tensor& v, at::TensorList gradients, const std::optional<
   TORCH_CHECK(!gradients.empty(), "dgc: there is no gradient");
   memory.type = type_of(gradients[0]);
   check_flat(v, at::kFloat, "a memory's buffer");
-  TORCH_CHECK(u.has_value() == (memory.rule != Rule::kPlain), "dgc: a momentum buffer fits every rule but the plain");
+  TORCH_CHECK(u.has_value() == (memory.rule != Rule::kPlain), "dgc: every rule but the plain one needs a momentum buffer, and the plain one takes none");
   if (u.has_value()) {
     check_flat(*u, at::kFloat, "a memory's buffer");
     TORCH_CHECK(u->numel() == v.numel(), "dgc: ", u->numel(), " elements of momentum, ", v.numel(), " accumulated");
@@ -91,8 +91,8 @@ Memory memory_of(const Tensor& v, at::TensorList gradients, const std::optional<
 using Search = std::function<void(int64_t begin, int64_t end, Found*)>;
 using Selection = std::tuple<Tensor, Tensor, int64_t>;
 
-// One range of positions a thread; the finds are put together in order of position, so that the
-// first `limit` of them are the same whatever the number of threads.
+// One range of positions per thread. The results are concatenated in order of position, so that the
+// first `limit` of them do not depend on the number of threads.
 Selection search(int64_t numel, int64_t limit, const Search& one_range) {
   const int64_t ranges = std::clamp<int64_t>(numel / kGrain, 1, at::get_num_threads());
   std::vector<Found> found(ranges);
@@ -162,21 +162,22 @@ bool finite(at::TensorList tensors) {
   return true;
 }
 
-// How many tensors, and others, hold the memory of this one.
+// The number of references to the storage of a tensor.
 int64_t holders(const Tensor& tensor) { return static_cast<int64_t>(tensor.storage().use_count()); }
 
-// Zeroed by memset, which does not read what it overwrites.
+// Contributions are added one after another, in one thread, so that the order of additions is fixed.
+// The pieces are zeroed by memset, which does not read what it overwrites.
 void spread(at::TensorList pieces, at::TensorList indices, at::TensorList values, double scale) {
   int64_t numel = 0;
   for (const Tensor& piece : pieces) numel += piece.numel();
   const Pieces<float> places =
       pieces_of<float>(pieces, at::kFloat, numel, [](const Tensor& t) { return t.data_ptr<float>(); });
-  TORCH_CHECK(indices.size() == values.size(), "dgc: indices of ", indices.size(), " parts, values of ", values.size());
-  for (size_t part = 0; part < indices.size(); ++part) {
-    check_positions(indices[part], numel);
-    check_flat(values[part], at::kFloat, "the values of a part");
-    TORCH_CHECK(values[part].numel() == indices[part].numel(), "dgc: a part has ", indices[part].numel(),
-                " indices and ", values[part].numel(), " values");
+  TORCH_CHECK(indices.size() == values.size(), "dgc: indices of ", indices.size(), " contributions, values of ", values.size());
+  for (size_t c = 0; c < indices.size(); ++c) {
+    check_positions(indices[c], numel);
+    check_flat(values[c], at::kFloat, "the values of a contribution");
+    TORCH_CHECK(values[c].numel() == indices[c].numel(), "dgc: a contribution has ", indices[c].numel(),
+                " indices and ", values[c].numel(), " values");
   }
   for (const Tensor& piece : pieces) {
     float* data = piece.data_ptr<float>();
@@ -184,9 +185,9 @@ void spread(at::TensorList pieces, at::TensorList indices, at::TensorList values
       std::memset(data + begin, 0, (end - begin) * sizeof(float));
     });
   }
-  for (size_t part = 0; part < indices.size(); ++part) {
-    kernels().add(places, indices[part].const_data_ptr<int64_t>(), values[part].const_data_ptr<float>(),
-                  indices[part].numel(), static_cast<float>(scale));
+  for (size_t c = 0; c < indices.size(); ++c) {
+    kernels().add(places, indices[c].const_data_ptr<int64_t>(), values[c].const_data_ptr<float>(),
+                  indices[c].numel(), static_cast<float>(scale));
   }
 }
 

@@ -1,4 +1,4 @@
-// What every binding asks of its tensors.
+// Checks that the operators share.
 #pragma once
 
 #include <ATen/core/Tensor.h>

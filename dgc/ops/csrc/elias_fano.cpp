@@ -1,5 +1,5 @@
-// Ascending indices as one stream of bits, byte for byte that of dgc/codec/elias_fano.py, which
-// describes it.
+// Ascending indices as one stream of bits, equal byte for byte to that of dgc/codec/elias_fano.py,
+// which describes the format.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -22,7 +22,7 @@ static_assert(std::endian::native == std::endian::little, "the stream is read an
 constexpr int64_t kWord = 64;
 constexpr int64_t kSlack = 16;  // bytes behind a stream, so that words may reach over its end
 
-// Bits at or above `bit` of the stream, 57 of them at least.
+// The stream from `bit` on: at least 57 bits are valid.
 inline uint64_t load(const uint8_t* stream, int64_t bit) {
   uint64_t word;
   std::memcpy(&word, stream + bit / 8, sizeof word);
@@ -36,7 +36,7 @@ inline void store(uint8_t* stream, int64_t bit, uint64_t field) {
   std::memcpy(stream + bit / 8, &word, sizeof word);
 }
 
-constexpr int64_t kHalf = 32;  // a field is moved in halves, since 57 bits are all that is sure
+constexpr int64_t kHalf = 32;  // a field is moved in halves, since a load has only 57 valid bits
 
 inline uint64_t mask(int64_t bits) { return (uint64_t{1} << bits) - 1; }
 
@@ -65,11 +65,11 @@ Tensor encode(const Tensor& indices, int64_t numel, int64_t low) {
   return stream.narrow(0, 0, bytes);
 }
 
-// The indices, and how many ones the unary part has: the caller refuses another number than count.
+// The indices, and the number of ones in the unary part; the caller refuses one that is not count.
 std::tuple<Tensor, int64_t> decode(const Tensor& section, int64_t numel, int64_t count, int64_t low) {
   check_flat(section, at::kByte, "a section");
   check(numel, count, low);
-  // In this order, nothing overflows whatever a header claims.
+  // In this order no product overflows, whatever values a damaged header has.
   const int64_t available = section.numel() * 8;
   TORCH_CHECK(count <= available && (low == 0 || count <= available / low) && (numel >> low) <= available,
               "dgc: ", count, " indices do not fit ", section.numel(), " bytes");

@@ -1,5 +1,5 @@
-// Compiled without fused multiply-add contraction, so that every result has the very bits of the
-// PyTorch operations that it stands for.
+// Compiled without fused multiply-add contraction, so that every result equals that of the separate
+// PyTorch operations bit for bit.
 #include "kernels.h"
 
 #include <algorithm>
@@ -21,8 +21,9 @@ namespace dgc {
 namespace DGC_ISA {
 namespace {
 
-// Elements updated before their largest is compared with the threshold: three buffers of them fit
-// the first-level cache, and at a ratio of 0.001 three blocks in five hold nothing to collect.
+// Elements that are updated before their largest magnitude is compared with the threshold: three
+// buffers of them fit the first-level cache, and at a density of 0.001 three blocks in five hold no
+// element to collect, so they need no second look.
 constexpr int64_t kBlock = 512;
 
 inline uint32_t bits_of(float value) {
@@ -37,8 +38,8 @@ inline float float_of(uint32_t bits) {
   return value;
 }
 
-// Magnitudes compare as their bits do, which vectorises where a maximum of floats does not; a NaN
-// compares as the largest of all.
+// Magnitudes order as their bit patterns do. A maximum of integers is vectorized, one of floats is
+// not, because of NaN; here a NaN is above all other values.
 inline int32_t magnitude(float value) { return static_cast<int32_t>(bits_of(value) & 0x7fffffffu); }
 
 inline float widen_half(uint16_t half) {
@@ -55,14 +56,14 @@ inline float widen_half(uint16_t half) {
 inline float widen(float value) { return value; }
 inline float widen_bfloat(uint16_t value) { return float_of(static_cast<uint32_t>(value) << 16); }
 
-// The piece that holds a position; of several that begin there, the last, which is not empty.
+// The piece that holds a position. Of several that begin there it is the last: the others are empty.
 template <typename T>
 inline const Piece<T>* piece_of(const Pieces<T>& pieces, int64_t position) {
   const auto after = [](int64_t at, const Piece<T>& piece) { return at < piece.begin; };
   return &*std::upper_bound(pieces.begin(), pieces.end(), position, after) - 1;
 }
 
-// The same, where it is likely to be `piece`.
+// The same, checking `piece` first: ascending positions mostly stay within one piece.
 template <typename T>
 inline const Piece<T>* piece_from(const Piece<T>* piece, const Pieces<T>& pieces, int64_t position) {
   return piece->begin <= position && position < piece[1].begin ? piece : piece_of(pieces, position);
@@ -123,7 +124,7 @@ int32_t largest_of(const float* __restrict values, int64_t count) {
   return largest;
 }
 
-// A threshold of 0 asks for everything that is not 0.
+// With a threshold of 0, every element that is not 0 is found.
 inline int32_t lowest_wanted(float threshold) { return std::max(magnitude(threshold), 1); }
 
 void collect_block(const float* values, int64_t begin, int64_t count, int32_t lowest, int64_t limit, Found* found) {
@@ -196,7 +197,7 @@ void sample(const Memory& memory, const int64_t* positions, int64_t begin, int64
 // Whether the exponent of every number is below that of an infinity, which is `infinity`.
 template <typename Word>
 bool all_below(Word infinity, const void* data, int64_t begin, int64_t end) {
-  constexpr int64_t kRun = 8192;  // between two looks at what was found
+  constexpr int64_t kRun = 8192;  // elements between two checks whether to stop
   constexpr Word kMagnitude = std::numeric_limits<Word>::max();
   const Word* words = static_cast<const Word*>(data);
   for (int64_t first = begin; first < end; first += kRun) {

@@ -1,5 +1,5 @@
-// The loops of dgc.ops, on raw pointers. kernels.cpp is compiled once for each instruction set, each
-// time into a namespace of its own; bindings.cpp picks one when the library is loaded.
+// The loops of dgc.ops, on raw pointers. kernels.cpp is compiled once per instruction set, each time
+// into a namespace of its own; bindings.cpp picks one when the library is loaded.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace dgc {
 
-// How a memory takes in a gradient g. With a momentum buffer u and an accumulated buffer v:
+// How a memory adds a gradient g. With a momentum buffer u and an accumulated buffer v:
 //   plain     v ← v + g                        (error feedback; no u)
 //   momentum  u ← m·u + g,    v ← v + u        (momentum correction)
 //   nesterov  u ← m·(u + g),  v ← v + u + g
@@ -23,11 +23,11 @@ struct Piece {
   int64_t begin;
 };
 
-// In order of position; one without data ends them, whose begin is n.
+// In order of position, ended by a sentinel without data, whose begin is n.
 template <typename T>
 using Pieces = std::vector<Piece<T>>;
 
-// What a memory holds, and what comes to it.
+// The buffers of a memory, and the gradient to be added.
 struct Memory {
   Rule rule;
   float momentum;
@@ -39,12 +39,12 @@ struct Memory {
 
 // Elements found at or above a threshold, in ascending order of their position.
 struct Found {
-  int64_t count = 0;  // all of them; stored are the first `limit` at most
+  int64_t count = 0;  // of all; at most the first `limit` are stored below
   std::vector<int64_t> indices;
   std::vector<float> values;
 };
 
-// What DGCSGD does to parameters w, with their mean gradient g and the momentum b of their decay:
+// The step of DGCSGD for parameters w, with mean gradient g and the momentum b of the weight decay:
 //   b ← m·b + λ·w,  w ← w − lr·b − lr·g        nesterov: w ← w − lr·(λ·w + m·b) − lr·g
 struct DecayedStep {
   float* w;
@@ -54,13 +54,13 @@ struct DecayedStep {
   bool nesterov;
 };
 
-// One of these for each instruction set.
+// The loops, compiled for one instruction set.
 struct Kernels {
-  // Take in the gradient at [begin, end) and collect what is then at or above the threshold.
+  // Add the gradient at [begin, end) and collect the elements that are then at or above the threshold.
   void (*accumulate)(const Memory&, int64_t begin, int64_t end, float threshold, int64_t limit, Found*);
-  // Collect from [begin, end) of values, changing nothing.
+  // Collect from [begin, end) of values.
   void (*collect)(const float* values, int64_t begin, int64_t end, float threshold, int64_t limit, Found*);
-  // |v| as it will be once the gradient is taken in, at positions[i] for i in [begin, end).
+  // |v| as it will be once the gradient is added, at positions[i] for i in [begin, end).
   void (*sample)(const Memory&, const int64_t* positions, int64_t begin, int64_t end, float* out);
   // Whether [begin, end) of data holds neither an infinity nor a NaN.
   bool (*finite)(Type, const void* data, int64_t begin, int64_t end);
