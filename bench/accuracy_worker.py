@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from bench.rows import Make, Trained, composition, ddp
-from tools.harness.algorithms import DENSITY, exchanges, packed
+from tools.harness.algorithms import DENSITY, WITHIN_DGC, algorithm
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -39,16 +39,16 @@ class Recipe:
 
 
 class Compressed(NamedTuple):
-    """A row of Deep Gradient Compression: with which exchange, and at which density."""
+    """A row of Deep Gradient Compression: with which algorithm's exchange, at which density."""
 
-    exchange: str
+    algorithm: str
     density: float = DENSITY
 
 
 ROWS: dict[str, Compressed | None] = {  # None: DistributedDataParallel
     'ddp': None,
-    'dgc': Compressed('all-gather'),
-    'dgc 1 %': Compressed('all-gather', 0.01),
+    'dgc': Compressed('dgc'),
+    'dgc 1 %': Compressed('dgc', 0.01),
     'gtopk': Compressed('gtopk'),
     'gtopk 1 %': Compressed('gtopk', 0.01),
     'spardl': Compressed('spardl'),
@@ -64,12 +64,8 @@ def maker(name: str, steps_per_epoch: int) -> Make:
         return ddp
 
     def compressed() -> Composition:
-        return packed(
-            row.density,
-            warmup_epochs=WARMUP,
-            warmup_stage_steps=steps_per_epoch,
-            exchange=exchanges()[row.exchange](),
-        )
+        warmup = {'warmup_epochs': WARMUP, 'warmup_stage_steps': steps_per_epoch}
+        return algorithm(row.algorithm, row.density, **WITHIN_DGC, **warmup)
 
     return composition(compressed)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from bench import options, report
 from bench.launch import launches, measure
-from bench.rows import ROWS
 from tools.cluster import Cluster, ClusterError, parse_rate, selftest
 from tools.cluster.launchers import INTERFACE
 from tools.harness.cli import exit_on_signals, log, positive, refuse
@@ -26,7 +25,7 @@ example: everything, on four machines, at four rates:
 some rows, at one rate (for the ratios, include compute and ddp):
     python -m bench.cluster --rates 100mbit --only 'compute,ddp,dgc (torch)'
 
-rows: {', '.join(dict.fromkeys(row.base for row in ROWS))}
+rows: compute, which exchanges nothing; DDP, PowerSGD and Horovod; ours. --list prints their names.
 A name selects the row under each launcher; with the engine in brackets, as above, under one.
 
 {report.LEGEND}

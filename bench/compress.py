@@ -26,6 +26,7 @@ import torch
 from torch.nn import Parameter
 
 from dgc import ops
+from dgc.bucket_spec import BucketSpec
 from dgc.buckets import Bucket
 from dgc.codec import HEADER, INDICES, VALUES, Codec
 from dgc.compressors import (
@@ -36,8 +37,9 @@ from dgc.compressors import (
     TopK,
 )
 from dgc.memory import Memory, MomentumCorrection, Residual
-from dgc.schedule import RatioSchedule
+from dgc.schedule import DensitySchedule
 from dgc.sparse import Sparse
+from dgc.state import Elements
 from tools.harness.cli import Parser, check_folder, names
 from tools.harness.spec import write_json
 
@@ -45,6 +47,9 @@ PROGRAM = 'bench.compress'
 FLOOR_BYTES = 20  # per element: the gradient read, momentum and velocity read and written
 COPY_BYTES = 8  # per element: read, and written elsewhere
 GRADIENTS = 3  # different gradients, which are used in turn
+
+STATE = {'memory': {name: Elements() for name in ('momentum', 'velocity', 'residual')}}
+SPARSE_INDICES = [name for name in INDICES if name != 'none']
 
 Milliseconds = list[float]
 
@@ -54,12 +59,14 @@ class Row:
     """One way to compress, with its measurements.
 
     fused: whether to use the fused kernels, if there are any.
+    remembered: what the compressor keeps of the bucket between steps.
     """
 
     name: str
     memory: Memory
     compressor: Compressor
     fused: bool = True
+    remembered: dict[str, Any] = field(default_factory=dict)
     select: Milliseconds = field(default_factory=list)
     encode: Milliseconds = field(default_factory=list)
     decode: Milliseconds = field(default_factory=list)
@@ -82,7 +89,7 @@ def rows() -> list[Row]:
 
 
 def measure(
-    chosen: Sequence[Row], numel: int, ratio: float, codec: Codec, rounds: int
+    chosen: Sequence[Row], numel: int, density: float, codec: Codec, rounds: int
 ) -> Milliseconds:
     """Measure the rows on a bucket of ``numel`` elements, and add the times to them.
 
@@ -94,12 +101,9 @@ def measure(
     # All rows use the same storage, so that none of them finds it in another cache state.
     group = {'momentum': 0.9, 'nesterov': False}
     parameter = Parameter(torch.empty(numel, 1), requires_grad=False)
-    bucket = Bucket(
-        [('weight', parameter, group)],
-        RatioSchedule(ratio),
-        ('momentum', 'velocity', 'residual'),
-    )
-    bucket.ratio = ratio
+    spec = BucketSpec.of_shape(numel, 1, schedule=DensitySchedule(density))
+    bucket = Bucket(spec, [(parameter, group)], STATE)
+    bucket.density = density
     copies: Milliseconds = []
     for number in range(rounds + 1):  # the first is a warm-up
         bucket.gradient.copy_(gradients[number % GRADIENTS])
@@ -123,8 +127,9 @@ def one_round(row: Row, bucket: Bucket, codec: Codec) -> None:
 
 def select(row: Row, bucket: Bucket) -> Sparse:
     """Select a message, and remove it from the memory."""
+    bucket.state['compressor'] = {'search': row.remembered}
     message = row.memory.select(bucket, row.compressor)
-    row.memory.forget(bucket, message)
+    row.memory.remove_sent(bucket, message)
     return message
 
 
@@ -207,7 +212,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar='N', help='numbers of threads (as many as PyTorch uses)')  # fmt: skip
     add('--rounds', type=int, default=15, help='measurements of each row (15)')
     add('--values', choices=list(VALUES), default='int8', help='coding of values (int8)')
-    add('--indices', choices=list(INDICES), default='packed', help='coding of indices (packed)')
+    add('--indices', choices=SPARSE_INDICES, default='packed', help='coding of indices (packed)')
     add('--only', default='', metavar='NAME,...', help='measure only these rows')
     add('--json', type=Path, metavar='FILE', help='write the rows to this file')
     arguments = parser.parse_args(argv)

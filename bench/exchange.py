@@ -15,14 +15,21 @@ import torch
 from torch import Tensor
 
 import dgc
-from bench.exchange_worker import CODEC, Case, UnfitError, closed_form, summarize
+from bench.exchange_worker import (
+    CODEC,
+    Case,
+    UnfitError,
+    closed_form,
+    is_upper_bound,
+    summarize,
+)
 from bench.exchange_worker import measure as measure_exchange
 from dgc.codec import Codec
 from dgc.costmodel import Network
 from dgc.engines import SimulatedEngine
 from dgc.sparse import Sparse
 from tools.cluster import parse_rate
-from tools.harness.algorithms import EXCHANGE_NAMES, canonical
+from tools.harness.algorithms import canonical, exchanges
 from tools.harness.cli import (
     Parser,
     check_folder,
@@ -38,18 +45,17 @@ from tools.harness.spec import run_with_spec, write_json
 
 PROGRAM = 'bench.exchange'
 WORKER = 'bench.exchange_worker'
+NAMES = tuple(exchanges())
 EXAMPLES = f"""\
 examples: real processes on this machine, then a simulated network with up to 1,024 workers:
     python -m bench.exchange --workers 2 3 4 8 --json real.json
     python -m bench.exchange --simulate --json simulated.json --figure scaling.png
 
-exchanges: {', '.join(EXCHANGE_NAMES)}
+exchanges: {', '.join(NAMES)}
 ms: per exchange, of the slowest worker, the median over the steps. messages, bytes: per step, of
 the worker that sends most. closed form: the bytes expected; '!' if others were counted.
 Exit status: 2 for invalid input, 1 if an exchange failed or sent other bytes than expected.
 """
-# The closed forms of these are upper bounds: how much they send depends on the data.
-AT_MOST = {'oktopk', 'spardl 4 teams bruck'}
 ROUNDING = 2  # bytes, since an engine counts whole ones
 CHECKED = 64  # number of workers up to which the closed forms are checked
 
@@ -68,7 +74,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     count('--numel', help='elements of the bucket (2^20; simulated: 2^18)')
     count('--k', help='elements that are sent (1024; simulated: 256)')
     count('--steps', help='steps that count (10; simulated: 1)')
-    add('--only', metavar='NAME,...', default=','.join(EXCHANGE_NAMES),
+    add('--only', metavar='NAME,...', default=','.join(NAMES),
         help='measure only these exchanges')  # fmt: skip
     add('--timeout', type=float, default=600.0, help='seconds for one set of workers (600)')
     add('--simulate', action='store_true', help='use the virtual clock of the simulated engine')
@@ -95,12 +101,10 @@ def complete(arguments: argparse.Namespace) -> None:
     numel = arguments.numel or (2**18 if simulated else 2**20)
     k = arguments.k or (256 if simulated else 1024)
     arguments.case = Case(numel, k, arguments.steps or (1 if simulated else 10))
-    arguments.names = list(map(canonical, names(arguments.only)))
+    arguments.names = list(dict.fromkeys(map(canonical, names(arguments.only))))
     for name in arguments.names:
-        if name not in EXCHANGE_NAMES:
-            raise ValueError(
-                f'--only: there is no exchange {name!r}: there are {", ".join(EXCHANGE_NAMES)}'
-            )
+        if name not in NAMES:
+            raise ValueError(f'--only: there is no exchange {name!r}: there are {", ".join(NAMES)}')
     if k > numel:
         raise ValueError(f'--k: there are only {numel} elements, not {k}')
     if arguments.figure is not None and not simulated:
@@ -214,7 +218,7 @@ def expected(name: str, case: Case, workers: int, counted: dict[str, float]) -> 
     """
     predicted = closed_form(name, case, workers)
     excess = counted['bytes'] - predicted
-    fits = excess < ROUNDING if name in AT_MOST else abs(excess) < ROUNDING
+    fits = excess < ROUNDING if is_upper_bound(name) else abs(excess) < ROUNDING
     return {
         'predicted_bytes': predicted,
         'matches': fits if workers <= CHECKED else None,

@@ -7,7 +7,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ import torch
 
 import dgc
 from dgc.codec import Codec
-from dgc.exchanges import Hierarchical
+from dgc.exchanges import Bruck, Hierarchical, OkTopK, SparDL
 from tools.harness.algorithms import exchanges
-from tools.harness.exchange_probe import ExchangeProbe, Step
+from tools.harness.exchange_probe import ExchangeProbe, Step, probe_spec
 from tools.harness.spec import write_json
 
 CODEC = Codec('fp32', 'int32')
@@ -52,8 +52,9 @@ def measure(
     Raises:
         UnfitError: the exchange cannot serve this number of workers; on all of them.
     """
+    composition = replace(exchanges()[name](), codec=codec)
     try:
-        probe = ExchangeProbe(exchanges()[name](), case.numel, case.k, engine, clock, codec)
+        probe = ExchangeProbe(composition, case.numel, case.k, engine, clock)
     except ValueError as error:
         raise UnfitError(str(error)) from error
     return [probe.step() for _ in range(WARMUP + case.steps)][WARMUP:]
@@ -76,9 +77,16 @@ def summarize(ranks: Sequence[Sequence[Step]]) -> dict[str, float]:
 
 def closed_form(name: str, case: Case, workers: int) -> float:
     """Bytes that the busiest worker sends per step, by the exchange's closed form."""
-    exchange = exchanges()[name]()
+    exchange, spec = exchanges()[name]().exchange, probe_spec(case.numel, case.k)
     inside = exchange.bytes_inside(case.numel) if isinstance(exchange, Hierarchical) else 0
-    return exchange.bytes_sent(case.numel, case.k, CODEC, workers) + inside
+    return exchange.bytes_sent(spec, case.k, CODEC, workers) + inside
+
+
+def is_upper_bound(name: str) -> bool:
+    """Whether the closed form is an upper bound: how much is sent depends on the data."""
+    exchange = exchanges()[name]().exchange
+    bruck = isinstance(exchange, SparDL) and isinstance(exchange.gather, Bruck)
+    return bruck or isinstance(exchange, OkTopK)
 
 
 def gather(steps: Sequence[Step], engine: dgc.Engine) -> list[list[Step]]:

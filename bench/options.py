@@ -18,6 +18,7 @@ def parser(program: str, description: str, examples: str) -> Parser:
     add('--model', choices=WORKLOADS, default='vgg16', help='network to train (vgg16)')
     add('--batch', type=positive, default=8, metavar='N', help='samples per worker and step (8)')
     add('--only', metavar='NAME,...', default='', help='measure only these rows')
+    add('--list', action='store_true', help='print the names of all rows, and end')
     add('--steps', type=positive, default=4, metavar='N', help='steps of a row per round (4)')
     add('--rounds', type=positive, default=5, metavar='N', help='turns of each row (5)')
     add('--seconds', type=float, default=30.0, help='time limit per row: fewer steps fit (30)')
@@ -29,8 +30,12 @@ def parser(program: str, description: str, examples: str) -> Parser:
 def chosen(parser: Parser, arguments: argparse.Namespace, engines: tuple[str, ...]) -> list[Row]:
     """The rows that --only names, of these engines. Also checks --json before hours are spent.
 
-    Ends the process with exit code 2 if a row or the folder of the file does not exist.
+    Ends the process with exit code 2 if a row or the folder of the file does not exist; with 0
+    after --list.
     """
+    if arguments.list:
+        print('\n'.join(dict.fromkeys(row.base for row in select(engines=engines))))
+        raise SystemExit(0)
     try:
         check_folder('--json', arguments.json)
     except ValueError as error:

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bench.rows import COMPRESSED, ROWS, Row
+from bench.rows import COMPRESSED, Row, all_rows
 from tools.harness.algorithms import COMPUTE, DENSE
 from tools.harness.tables import megabytes, number
 
@@ -75,8 +75,8 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def in_order(results: Sequence[Result]) -> list[Result]:
-    """Sort results by the order of ROWS."""
-    places = {row.name: place for place, row in enumerate(ROWS)}
+    """Sort results by the order of the rows."""
+    places = {row.name: place for place, row in enumerate(all_rows())}
     return sorted(results, key=lambda each: places[each['name']])
 
 

@@ -1,7 +1,7 @@
 """The rows of the tables: ways to train a network on several workers, ours and others'.
 
-torch, dgc and Horovod are imported where a row is made, in a worker: the command that starts the
-workers needs none of them.
+torch and Horovod are imported where a row is made, in a worker. Our own rows are those of
+``dgc.algorithms.ALGORITHMS``, which is read when rows are chosen.
 """
 
 from __future__ import annotations
@@ -9,18 +9,12 @@ from __future__ import annotations
 import difflib
 import warnings
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from tools.harness.algorithms import (
-    COMPOSITION_NAMES,
-    COMPUTE,
-    DENSE,
-    SENDS_ALL,
-    USES_TIMINGS,
-    compositions,
-)
+from tools.harness.algorithms import COMPUTE, DENSE, canonical, compositions
 from tools.harness.launch import LAUNCHERS
-from tools.harness.workloads import SGD_SETTINGS
+from tools.harness.workloads import SGD_SETTINGS, sgd_for
 
 if TYPE_CHECKING:
     from torch import nn
@@ -157,10 +151,7 @@ def composition(make_composition: Callable[[], Composition]) -> Make:
         import dgc
 
         made = make_composition()
-        optimizer = sgd(model)
-        if made.memory.holds_momentum:
-            optimizer = dgc.DGCSGD(model.parameters(), **SGD_SETTINGS)
-        named = model.named_parameters()
+        optimizer, named = sgd_for(made, model.parameters()), model.named_parameters()
         ours = dgc.DistributedOptimizer(optimizer, named, made, engine, profile=profile)
         return Trained(model, ours, ours)
 
@@ -177,24 +168,27 @@ OTHERS = [
 ONE_ENGINE = {row.base for row in OTHERS}
 
 
+def row_of(base: str, engine: str) -> Row:
+    """The row of one of our compositions. Raises KeyError if this dgc has no such row."""
+    from dgc.exchanges import AllReduce
+
+    make = compositions()[base]
+    example = make()
+    kind = DENSE if isinstance(example.exchange, AllReduce) else COMPRESSED
+    return Row(base, engine, kind, composition(make), late=example.planner.needs_timing)
+
+
 def rows_of(engine: str) -> list[Row]:
     """All rows that run in the processes of an engine, in the order of the tables."""
-    made = compositions()
-    ours = [
-        Row(
-            name,
-            engine,
-            DENSE if name in SENDS_ALL else COMPRESSED,
-            composition(made[name]),
-            late=name in USES_TIMINGS,
-        )
-        for name in COMPOSITION_NAMES
-    ]
     others = [row for row in OTHERS if row.engine == engine]
+    ours = [row_of(base, engine) for base in compositions()]
     return [Row(COMPUTE, engine, COMPUTE, compute), *others, *ours]
 
 
-ROWS: list[Row] = [row for engine in LAUNCHERS for row in rows_of(engine)]
+@cache
+def all_rows() -> list[Row]:
+    """The rows of all engines, in the order of the tables."""
+    return [row for engine in LAUNCHERS for row in rows_of(engine)]
 
 
 def select(only: Sequence[str] = (), engines: Sequence[str] = tuple(LAUNCHERS)) -> list[Row]:
@@ -207,17 +201,48 @@ def select(only: Sequence[str] = (), engines: Sequence[str] = tuple(LAUNCHERS)) 
     Raises:
         ValueError: one of the names is not that of a row of these engines.
     """
-    possible = [row for row in ROWS if row.engine in engines]
+    possible = [row for row in all_rows() if row.engine in engines]
     names = {name for row in possible for name in (row.base, row.name)}
-    for name in only:
-        if name not in names:
-            near = difflib.get_close_matches(name, names, 1)
-            hint = f'did you mean {near[0]!r}?' if near else f'there are {", ".join(sorted(names))}'
-            raise ValueError(f'there is no row {name!r} under {" or ".join(engines)}: {hint}')
-    return [row for row in possible if not only or {row.base, row.name} & {*only}]
+    chosen = {present_name(name) for name in only}
+    for name in sorted(chosen - names):
+        near = difflib.get_close_matches(name, names, 1)
+        hint = f'did you mean {near[0]!r}?' if near else f'there are {", ".join(sorted(names))}'
+        raise ValueError(f'there is no row {name!r} under {" or ".join(engines)}: {hint}')
+    return [row for row in possible if not only or {row.base, row.name} & chosen]
+
+
+def present_name(name: str) -> str:
+    """The present name of a row, with or without its engine, from that or an earlier name."""
+    base, bracket, engine = name.partition(' (')
+    return f'{canonical(base)}{bracket}{engine}'
 
 
 def by_name(names: Sequence[str]) -> list[Row]:
-    """The rows with these full names."""
-    rows = {row.name: row for row in ROWS}
-    return [rows[name] for name in names]
+    """The rows with these full names, in a worker.
+
+    The dgc that is measured may lack some of them: these fail when they are made.
+    """
+    return [named(name) for name in names]
+
+
+def named(name: str) -> Row:
+    """The row with this full name."""
+    base, _, engine = name.removesuffix(')').partition(' (')
+    for row in OTHERS:
+        if row.name == name:
+            return row
+    if base == COMPUTE:
+        return Row(base, engine, COMPUTE, compute)
+    try:
+        return row_of(base, engine)
+    except Exception as error:  # whatever this dgc raises for an algorithm that it lacks
+        return Row(base, engine, COMPRESSED, failing(error))
+
+
+def failing(error: Exception) -> Make:
+    """What fails to make a row that the measured dgc lacks. error: of its composition."""
+
+    def make(_: nn.Module, __: Engine, ___: Measure) -> Trained:
+        raise ValueError(f'this dgc has no such row: {error!r}')
+
+    return make

@@ -6,6 +6,7 @@ from dgc import dense
 from dgc.parameter_server import ServerSettings
 from utils.config import REQUIRED, REQUIRED_NODE, Config, configs, described
 from utils.meters import TopK
+from utils.training.averaging import EveryStep
 from utils.training.synchronous import Synchronous
 
 configs.seed = described(42, 'Seed of the weights, the order of the data and its augmentation.')
@@ -44,6 +45,11 @@ configs.train.optimize_bn_separately = described(
 )
 configs.train.compression = described(
     Config(dense), 'How gradients are compressed and exchanged: a composition.'
+)
+
+configs.train.averaging = described(
+    Config(EveryStep),
+    'What ranks average: EveryStep, gradients; OuterSteps, the movement of local steps.',
 )
 
 configs.train.distribution = described(

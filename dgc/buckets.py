@@ -53,6 +53,7 @@ class Bucket:
         spec: The parameters' names and shapes, and the density over time.
         density: Of this step; None for uncompressed.
         parts: Role of a part → what it keeps between steps, as declared.
+        transformed: Float32 ``[n]`` while a transform's output is compressed; else None.
         members: The live parameters, in the order of the spec.
         state: Role of a part → entry → tensor, dictionary of tensors, or dictionary of plain values
             (see ``dgc.state``).
@@ -77,6 +78,7 @@ class Bucket:
         self.spec = spec
         self.numel, self.dtype, self.device = spec.numel, spec.dtype, spec.device
         self.density: float | None = None
+        self.transformed: Tensor | None = None
         self.members = [
             Member(each.name, parameter, group, each.offset)
             for each, (parameter, group) in zip(spec.members, members, strict=True)
@@ -133,6 +135,16 @@ class Bucket:
                 self._part(member).view(-1).copy_(self._lent[member.name])
         return self._in_one()
 
+    @property
+    def contribution(self) -> Tensor:
+        """What the memory adds to the residual, ``[n]``: the gradient, or its transform."""
+        return self.gradient if self.transformed is None else self.transformed
+
+    @property
+    def contribution_pieces(self) -> list[Tensor]:
+        """``contribution`` as flat tensors, one after another, without a copy."""
+        return self.pieces if self.transformed is None else [self.transformed]
+
     def adopt(self, flat: Tensor) -> None:
         """Use ``flat[n]`` as the gradient, and as this bucket's own storage."""
         self._lent, self._own = {}, flat
@@ -174,13 +186,8 @@ class Bucket:
         """Whether the optimizer uses Nesterov's momentum for these parameters."""
         return bool(self._hyperparameter('nesterov', False))
 
-    @property
-    def lr(self) -> float:
-        """The optimizer's learning rate for these parameters; 1 where it has none."""
-        return float(self._hyperparameter('lr', 1.0))
-
     def _hyperparameter(self, key: str, default: float) -> float:
-        found = {member.group.get(key, default) for member in self.members}
+        found = {float(member.group.get(key, default)) for member in self.members}
         if len(found) > 1:
             raise ValueError(f'{key} differs inside the bucket of {self.name}: {sorted(found)}')
         return found.pop()
@@ -282,6 +289,13 @@ class Bucket:
         result.div_(divisor)
         if result is self._wide:
             fill(self.pieces, result)
+
+    def add_up(self, contributions: Sequence[Sparse], divisor: int) -> Tensor:
+        """Return ``Σ contributions / divisor`` as a new float32 ``[n]``."""
+        total = torch.zeros(self.numel, dtype=torch.float32, device=self.device)
+        for contribution in contributions:
+            contribution.add_to(total)
+        return total.div_(divisor)
 
     def snapshot(self) -> dict[str, Any]:
         """Return a copy of all parts' state: 4 bytes an element and ``Elements`` entry."""

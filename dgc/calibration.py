@@ -20,7 +20,6 @@ from dgc.buckets import Bucket
 from dgc.composition import Composition
 from dgc.costmodel import Line
 from dgc.engines.base import Engine
-from dgc.exchanges.base import ring_bytes
 from dgc.planner.forecast import Costs, Route
 from dgc.profile import moment
 from dgc.reducer import Reducer
@@ -28,6 +27,7 @@ from dgc.schedule import DensitySchedule
 
 LEAST, TIMES = 1 << 10, 4  # elements: 1,024, then 4 times as many, and so on
 WARMUP, REPEATS = 2, 5
+MOMENTUM = 0.9  # of the optimizer's group, for memories that apply it
 LONG = 0.3  # seconds: no bucket larger than one that takes longer is measured,
 FEWEST = 3  # once there are so many points: two would not show the error of a line
 
@@ -75,18 +75,15 @@ def points(
     device: torch.device,
 ) -> list[Point]:
     """Measure buckets from small to large, without those that would be sent uncompressed."""
-    exchange, codec = composition.exchange, composition.codec
     found: list[Point] = []
     for size in sizes(numel):
         schedule = None if density is None else DensitySchedule(density)
         parameter = ParameterSpec('calibration', matrix_shape(size), device=device)
         spec = BucketSpec.of([parameter], schedule)
-        sent = ring_bytes(size, engine.size)
-        if density is not None:
-            k = composition.compressor.budget(spec, density)
-            if not exchange.is_smaller_than_dense(spec, k, codec, max(engine.size, 2)):
-                continue
-            sent = exchange.bytes_sent(spec, k, codec, engine.size)
+        volume = composition.volume
+        if density is not None and not volume.compresses(spec, density, engine.size):
+            continue
+        sent = volume.bytes_sent(spec, density, engine.size)
         found.append(point(composition, engine, spec, sent))
         if len(found) >= FEWEST and found[-1].compress + found[-1].exchange > LONG:
             break
@@ -111,13 +108,8 @@ def matrix_shape(numel: int) -> tuple[int, int]:
 
 def point(composition: Composition, engine: Engine, spec: BucketSpec, sent: float) -> Point:
     """Measure one size: medians over some steps of all ranks together."""
-    composition = deepcopy(composition)
-    shape, device = spec.members[0].shape, spec.device
-    parameter = Parameter(torch.empty(shape, device=device), requires_grad=False)
-    parts = composition.state_for(spec)
-    bucket = Bucket(spec, [(parameter, {})], parts, engine.rank, engine.size)
-    bucket.density = spec.density
-    reducer = Reducer([bucket], composition, engine)
+    device = spec.device
+    reducer = reducer_of(deepcopy(composition), spec, engine, spec.density)
     noise = heavy_tailed(spec.numel, engine.rank).to(device)
     steps = [step(reducer, noise) for _ in range(WARMUP + REPEATS)][WARMUP:]
     ours = torch.tensor([statistics.median(column) for column in zip(*steps, strict=True)])
@@ -126,6 +118,26 @@ def point(composition: Composition, engine: Engine, spec: BucketSpec, sent: floa
     # A rank that has compressed first waits for the others inside the engine.
     exchange = max(float(total - compress), 0.0)
     return Point(spec.numel, sent, float(compress), exchange, float(copy))
+
+
+def reducer_of(
+    composition: Composition, spec: BucketSpec, engine: Engine, density: float | None
+) -> Reducer:
+    """Return a reducer of one bucket, whose parameters are of its own.
+
+    Args:
+        composition: Whose parts process the bucket.
+        spec: What it holds.
+        engine: Carries messages.
+        density: At which it is sent; None for uncompressed.
+    """
+    members = []
+    for member in spec.members:
+        empty = torch.empty(member.shape, dtype=spec.dtype, device=spec.device)
+        members.append((Parameter(empty, requires_grad=False), {'momentum': MOMENTUM}))
+    bucket = Bucket(spec, members, composition.state_for(spec), engine.rank, engine.size)
+    bucket.density = density
+    return Reducer([bucket], composition, engine)
 
 
 def step(reducer: Reducer, noise: Tensor) -> tuple[float, float, float]:

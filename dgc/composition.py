@@ -17,6 +17,7 @@ from dgc.schedule import DensitySchedule
 from dgc.sparse import Payload
 from dgc.state import Entries, Values
 from dgc.transforms import Identity, Transform
+from dgc.volume import Volume
 
 NONFINITE = ('stop', 'skip')
 
@@ -115,6 +116,11 @@ class Composition:
         drops = payload is Payload.SPARSE or exchange.selects or exchange.approximates
         codes = exchange.writes(payload) is not None
         return drops or (codes and loses_without_feedback(self.codec))
+
+    @property
+    def volume(self) -> Volume:
+        """How many bytes buckets send."""
+        return Volume(self.exchange, self.codec, self.compressor)
 
     def state_for(self, spec: BucketSpec) -> dict[str, Entries]:
         """Return what each part keeps of a bucket between steps, by the part's role."""

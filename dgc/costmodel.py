@@ -84,13 +84,14 @@ class Line(NamedTuple):
         """Fit a line to points (x, seconds) by least squares of relative errors.
 
         Relative errors, so that small x count as much as large ones. Neither coefficient is
-        negative.
+        negative. From points of one x, the time is taken for the same at every x.
 
         Returns:
             The line, and the root mean square of its relative errors.
         """
         xs, seconds = zip(*points, strict=True)
-        weights, error = least_squares([[1.0, x] for x in xs], seconds)
+        varies = len(set(xs)) > 1
+        weights, error = least_squares([[1.0, x * varies] for x in xs], seconds)
         return cls(*weights), error
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dgc.bucket_spec import BucketSpec
-from dgc.buckets import Bucket
+from dgc.buckets import Bucket, part_of
 from dgc.compressors.base import Compressor
 from dgc.corrected import Corrected
 from dgc.exchanges.base import Exchanged
@@ -105,7 +105,7 @@ class NoMemory(Memory):
 
     def compensate(self, bucket: Bucket) -> Tensor:
         """Return the gradient, float32 ``[n]``: the same storage where it is float32 already."""
-        return bucket.gradient.float()
+        return bucket.contribution.float()
 
     def remove_sent(self, bucket: Bucket, sent: Sparse) -> None:
         """Do nothing: there is no residual."""
@@ -137,13 +137,13 @@ class Residual(Memory):
         residual = bucket.buffers['residual']
         if self.decay != 1:
             residual.mul_(self.decay)
-        return residual.add_(bucket.gradient)
+        return residual.add_(bucket.contribution)
 
     def corrected(self, bucket: Bucket) -> Corrected:
         """``compensate``, fused with the compressor's search."""
-        if self.decay != 1 or not is_fused(bucket.dtype, bucket.device):
+        if self.decay != 1 or not is_fused(bucket.contribution_pieces[0].dtype, bucket.device):
             return super().corrected(bucket)
-        return deferred(bucket, bucket.buffers['residual'], Update(bucket.pieces))
+        return deferred(bucket, bucket.buffers['residual'], Update(bucket.contribution_pieces))
 
     def remove_sent(self, bucket: Bucket, sent: Sparse) -> None:
         """``residual ← 0`` at the positions that were sent."""
@@ -180,7 +180,12 @@ class DecoupledMomentum(Residual):
     def compensate(self, bucket: Bucket) -> Tensor:
         """``δ ← β·δ + η·g``."""
         residual = bucket.buffers['residual'].mul_(self.decay)
-        return residual.add_(bucket.gradient, alpha=bucket.lr)
+        gradients = bucket.views(bucket.contribution)
+        for member, (_, gradient) in zip(bucket.members, gradients, strict=True):
+            # Learning rates may differ inside a bucket, and change during training.
+            place = part_of(residual, member.offset, member.parameter)
+            place.add_(gradient, alpha=float(member.group.get('lr', 1.0)))
+        return residual
 
     def corrected(self, bucket: Bucket) -> Corrected:
         """``compensate``; no kernel scales a gradient on its way."""
@@ -212,7 +217,7 @@ class MomentumCorrection(Memory):
 
     def compensate(self, bucket: Bucket) -> Tensor:
         """Momentum, then accumulation; return the accumulated velocity ``v[n]``."""
-        u, v, gradient = bucket.buffers['momentum'], bucket.buffers['velocity'], bucket.gradient
+        u, v, gradient = bucket.buffers['momentum'], bucket.buffers['velocity'], bucket.contribution
         if bucket.nesterov:
             u.add_(gradient).mul_(bucket.momentum)
             return v.add_(u).add_(gradient)
@@ -221,10 +226,10 @@ class MomentumCorrection(Memory):
 
     def corrected(self, bucket: Bucket) -> Corrected:
         """``compensate``, fused with the compressor's search."""
-        if not is_fused(bucket.dtype, bucket.device):
+        if not is_fused(bucket.contribution_pieces[0].dtype, bucket.device):
             return super().corrected(bucket)
         u, v = bucket.buffers['momentum'], bucket.buffers['velocity']
-        update = Update(bucket.pieces, u, bucket.momentum, bucket.nesterov)
+        update = Update(bucket.contribution_pieces, u, bucket.momentum, bucket.nesterov)
         return deferred(bucket, v, update)
 
     def remove_sent(self, bucket: Bucket, sent: Sparse) -> None:
@@ -267,7 +272,7 @@ class SAMomentum(Memory):
 
     def compensate(self, bucket: Bucket) -> Tensor:
         """``u ← m·u + g``; return ``u[n]``."""
-        return bucket.buffers['momentum'].mul_(bucket.momentum).add_(bucket.gradient)
+        return bucket.buffers['momentum'].mul_(bucket.momentum).add_(bucket.contribution)
 
     def remove_sent(self, bucket: Bucket, sent: Sparse) -> None:
         """``u ← u / m`` at every position that was not sent."""
@@ -334,10 +339,10 @@ class AveragedMomentum(Memory):
     def compensate(self, bucket: Bucket) -> Tensor:
         """Return the gradient in the warm-up, later ``m + e``."""
         if bucket.density is None:
-            return bucket.gradient.float()
+            return bucket.contribution.float()
         momentum, residual = bucket.buffers['momentum'], bucket.buffers['residual']
         residual.add_(momentum, alpha=self.beta1)
-        return residual.add_(bucket.gradient, alpha=1 - self.beta1)
+        return residual.add_(bucket.contribution, alpha=1 - self.beta1)
 
     def remove_sent(self, bucket: Bucket, sent: Sparse) -> None:
         """``e ← 0`` at the positions that were sent."""

@@ -14,12 +14,12 @@ import torch
 
 from dgc.buckets import Bucket
 from dgc.composition import Composition
-from dgc.compressors import Compressor, Dense, keep
+from dgc.compressors import Compressor, Dense
 from dgc.engines.base import Engine, Traffic
 from dgc.exchanges import AllReduce, Context, Exchange, Scale
 from dgc.nonfinite import NonFiniteGradientError, finite, non_finite_message, not_finite
 from dgc.sparse import Sparse, mean_of_contributors
-from dgc.state import ROLES
+from dgc.state import ROLES, Resize
 
 
 @dataclass
@@ -184,9 +184,8 @@ class Reducer:
             values = saved.pop('values')
             for role, tensors in saved.items():
                 state[role].update(tensors)
-            if values:
-                names = list(bucket.spec.names)
-                state['buckets'].append({'parameters': names, 'values': values})
+            names = list(bucket.spec.names)
+            state['buckets'].append({'parameters': names, 'values': values})
         state['resize'] = {role: {} for role in ROLES}
         for bucket in self.buckets:
             for role, entries in bucket.parts.items():
@@ -201,18 +200,39 @@ class Reducer:
             ValueError: Where a residual or momentum has no place here and would be lost.
         """
         self._abandon()
-        places = {m.name: bucket.buffers for bucket in self.buckets for m in bucket.members}
-        for name, buffers in state_dict['memory'].items():
-            for buffer in buffers.keys() - places.get(name, {}).keys():
-                raise ValueError(
-                    f'the saved {buffer} of {name} would be lost: resume with the model and the '
-                    'memory that the state was saved with'
-                )
+        self._check_places(state_dict)
+        self._check_slices(state_dict)
         values = {
             tuple(saved['parameters']): saved['values'] for saved in state_dict.get('buckets', [])
         }
         for bucket in self.buckets:
             bucket.load_state_dict(state_dict, values.get(bucket.spec.names, {}))
+
+    def _check_places(self, state_dict: Mapping[str, Any]) -> None:
+        """Raise ValueError where saved residuals have no place in this composition."""
+        places = {m.name: bucket.parts for bucket in self.buckets for m in bucket.members}
+        for role in ROLES:
+            rules = state_dict.get('resize', {}).get(role, {})
+            for name, entries in state_dict.get(role, {}).items():
+                for entry in entries.keys() - places.get(name, {}).get(role, {}).keys():
+                    if rules.get(entry, 'sum') in (Resize.SUM, Resize.OWNER_SLICE):
+                        raise ValueError(
+                            f'the saved {entry} of {name} would be lost: resume with the model and '
+                            f'the {role} that the state was saved with'
+                        )
+
+    def _check_slices(self, state_dict: Mapping[str, Any]) -> None:
+        """Raise ValueError where one rank's slices were cut for other buckets than these."""
+        rules = [rule for role in state_dict.get('resize', {}).values() for rule in role.values()]
+        is_complete = state_dict.get('has_all_slices') or self.engine.size == 1
+        if is_complete or Resize.OWNER_SLICE.value not in rules:
+            return
+        saved = [tuple(each['parameters']) for each in state_dict['buckets']]
+        if saved != [bucket.spec.names for bucket in self.buckets]:
+            raise ValueError(
+                'the state holds slices that this rank owned, of other buckets than those of this '
+                "run: merge all ranks' states (dgc.state.merge_states), or replay the saved plan"
+            )
 
     def _abandon(self) -> None:
         """Wait for the buckets of a step that did not come to its end, and undo the step."""
@@ -271,7 +291,12 @@ class Reducer:
             divisor = self.engine.size
         elif exchanged.scale is Scale.CONTRIBUTORS:
             contributions = [mean_of_contributors(contributions)]
-        bucket.assign(contributions, divisor)
+        if composition.transform.is_identity:
+            bucket.assign(contributions, divisor)
+            result = bucket.pieces
+        else:
+            result = [bucket.add_up(contributions, divisor)]
+            bucket.gradient.copy_(composition.transform.inverse(result[0], spec))
         may_overflow = bucket.dtype == torch.float16 or composition.nonfinite == 'skip'
         if not non_finite and may_overflow and not finite(*bucket.pieces):
             # A sum of finite gradients, or a residual gathered over many steps, may exceed what
@@ -282,10 +307,7 @@ class Reducer:
 
         # Error feedback. A non-finite result, and what was cut from it, must not enter a memory.
         if not non_finite:
-            composition.memory.update(bucket, selected, exchanged, bucket.pieces)
-        if not composition.transform.is_identity:
-            gradient = bucket.gradient
-            gradient.copy_(composition.transform.inverse(gradient, spec))
+            composition.memory.update(bucket, selected, exchanged, result)
         sent = (exchanged.sent or selected).values.numel()
         self._account(bucket, sent, time.perf_counter() - start, before)
         return Outcome(non_finite, Fence(bucket.device))
@@ -310,11 +332,11 @@ class Reducer:
             if was_finite and not is_finite:
                 # Another rank was non-finite, or the fp16 sum within the machine overflowed.
                 self._failures.append(f'{bucket.name}, summed within the machine')
-        if is_finite and not composition.transform.is_identity:
-            gradient = bucket.gradient
-            gradient.copy_(composition.transform.forward(gradient, bucket.spec))
         if is_finite:
+            if not composition.transform.is_identity:
+                bucket.transformed = composition.transform.forward(bucket.gradient, bucket.spec)
             selected = composition.memory.select(bucket, compressor)
+            bucket.transformed = None
             if finite(selected.values):
                 return selected, True
             # Finite gradients can add up to more than float32 holds.
@@ -328,14 +350,9 @@ class Reducer:
         not be smaller.
         """
         composition, spec, density = self.composition, bucket.spec, bucket.density
-        if density is not None:
-            k = composition.compressor.budget(spec, density)
-            if composition.exchange.selects:
-                k = keep(spec.numel, density)
-            # One rank sends nothing, so it compares as two would, and behaves like one of several.
-            world_size = max(self.engine.size, 2)
-            if composition.exchange.is_smaller_than_dense(spec, k, composition.codec, world_size):
-                return composition.compressor, composition.exchange, k
+        volume = composition.volume
+        if density is not None and volume.compresses(spec, density, self.engine.size):
+            return composition.compressor, composition.exchange, volume.budget(spec, density)
         return *self._uncompressed, spec.numel
 
     def _account(self, bucket: Bucket, sent: int, seconds: float, before: Traffic) -> None:

@@ -41,6 +41,8 @@ class DensitySchedule:
             raise ValueError(f'compress_ratio and warmup_coeff must be above 0, got {given}')
         if self.density is not None and self.density > 1:
             raise ValueError(f'a density is at most 1, got {self.density}; see density_of()')
+        if isinstance(ramp, Sequence):
+            object.__setattr__(self, 'warmup_coeff', tuple(ramp))  # hashable, equal as a value
         if isinstance(ramp, Sequence) and len(ramp) < self.warmup_epochs:
             raise ValueError(
                 f'warmup_coeff has {len(ramp)} ratios for warmup_epochs = {self.warmup_epochs}'
@@ -65,7 +67,8 @@ class DensitySchedule:
     @property
     def is_uncompressed(self) -> bool:
         """Whether no step is ever compressed."""
-        return self.density is None and not self.warmup_epochs
+        warms_up = self.warmup_epochs > 0 and isinstance(self.warmup_coeff, Sequence)
+        return self.density is None and not warms_up
 
     def towards(self, density: float | None) -> DensitySchedule:
         """Return the same warm-up with another final density.
@@ -76,13 +79,13 @@ class DensitySchedule:
             return self
         ramp = self.warmup_coeff
         if isinstance(ramp, Sequence):
-            ramp = [max(stage, 1.0 if density is None else density) for stage in ramp]
+            ramp = tuple(max(stage, 1.0 if density is None else density) for stage in ramp)
         return replace(self, density=density, warmup_coeff=ramp)
 
 
 def compressed_below_one(density: float) -> float | None:
     """Return ``density``, or None (uncompressed) where it is 1 or more."""
-    return density if density < 1 else None
+    return None if density >= 1 else density  # a NaN is passed on, and refused
 
 
 def density_of(compress_ratio: float) -> float | None:

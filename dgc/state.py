@@ -92,10 +92,19 @@ def merge_states(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> d
         world size only are left out, and start anew.
     """
     old = len(states)
+    rules: Mapping[str, Mapping[str, str]] = states[0].get('resize') or older_rules(states[0])
     if old == size:
-        return dict(states[rank])
-    rules: Mapping[str, Mapping[str, str]] = states[0]['resize']
-    merged: dict[str, Any] = {'resize': rules, 'buckets': []}
+        # Which elements a rank owns depends on the division into buckets, which may differ.
+        own = {**states[rank], 'has_all_slices': True}
+        for role, entries in rules.items():
+            owned = [entry for entry, rule in entries.items() if rule == Resize.OWNER_SLICE]
+            own[role] = {name: dict(tensors) for name, tensors in own.get(role, {}).items()}
+            for entry in owned:
+                for tensors in own[role].values():
+                    tensors.pop(entry, None)
+                _add_up(own[role], role, entry, states, 1.0)
+        return own
+    merged: dict[str, Any] = {'resize': rules, 'buckets': [], 'has_all_slices': True}
     for role in ROLES:
         merged[role] = {}
         for entry, rule in rules.get(role, {}).items():
@@ -107,13 +116,19 @@ def merge_states(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> d
                 _add_up(merged[role], role, entry, states, 1.0)
             elif rule == Resize.REPLICATED:
                 _add_up(merged[role], role, entry, states[:1], 1.0)
-    for bucket in states[0]['buckets']:
+    for bucket in states[0].get('buckets', []):
         values = {
             role: {e: v for e, v in entries.items() if rules[role][e] == Resize.REPLICATED}
             for role, entries in bucket['values'].items()
         }
         merged['buckets'].append({'parameters': bucket['parameters'], 'values': values})
     return merged
+
+
+def older_rules(state: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Return the rules of a state without them, from a version whose memories all added up."""
+    entries = {entry for tensors in state['memory'].values() for entry in tensors}
+    return {'memory': dict.fromkeys(sorted(entries), Resize.SUM.value)}
 
 
 def _add_up(

@@ -10,7 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -28,6 +28,7 @@ from dgc.planner.forecast import Forecast, Timing
 from dgc.planner.plan import read_on_rank_0
 from dgc.profile import Profile
 from dgc.reducer import Reducer
+from dgc.state import Entries
 
 Named = tuple[str, Parameter, dict[str, Any]]  # a name, its parameter, the optimizer's group
 
@@ -137,13 +138,20 @@ def measure(
     return Timing.from_json(broadcast_json(engine, timing, device))
 
 
+class HasState(Protocol):
+    """A composition, as far as it declares state."""
+
+    def state_for(self, spec: BucketSpec) -> Mapping[str, Entries]:
+        """Return what each part keeps of a bucket between steps, by the part's role."""
+
+
 def allocate(
     specs: Sequence[BucketSpec],
     parameters: Iterable[Named],
-    composition: Composition,
+    composition: HasState,
     engine: Engine,
 ) -> list[Bucket]:
-    """Allocate the storage of planned buckets."""
+    """Allocate the storage of planned buckets, and of the state of a composition's parts."""
     live = {name: (parameter, group) for name, parameter, group in parameters}
     return [
         Bucket(

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
-from dgc import DistributedOptimizer, Engine
+from dgc import DistributedOptimizer, Engine, LocalSteps
 from dgc.handshake import broadcast_tensors
 from dgc.parameter_server import WorkerOptimizer
 from utils.cli import Refused
@@ -24,6 +24,7 @@ from utils.config import Config
 from utils.data import TrainShare, Until, evaluation_loader, train_loader
 from utils.learning_rate import LearningRate
 from utils.timing import measure_step
+from utils.training.averaging import Averaging, Surroundings
 
 # Settings of torch's schedulers that count calls; configurations give them in epochs.
 COUNTED_IN_EPOCHS = ('T_max', 'milestones', 'step_size', 'total_iters')
@@ -49,8 +50,9 @@ class Evaluated:
     loaders: dict[str, DataLoader | Until]
 
     def load_state_dict(self, state: dict[str, Any], epoch: int) -> None:
-        """Load the model of a checkpoint."""
-        self.model.load_state_dict(state['model'])
+        """Load the model of a checkpoint: of local steps, the parameters that ranks agreed on."""
+        agreed = state['optimizer'].get('agreed', {})
+        self.model.load_state_dict({**state['model'], **agreed})
 
 
 @dataclass
@@ -65,7 +67,7 @@ class Parts(Evaluated):
     """
 
     criterion: nn.Module
-    optimizer: DistributedOptimizer | WorkerOptimizer
+    optimizer: DistributedOptimizer | LocalSteps | WorkerOptimizer
     rate: LearningRate
     share: TrainShare
 
@@ -138,15 +140,17 @@ def build(
     loader, share = build_train_loader(configs, datasets, engine.rank, engine.size, device)
     model = configs.model.build().to(device)
     criterion = train.criterion.build().to(device)
-    optimizer = DistributedOptimizer(
-        build_optimizer(configs, model, engine.size),
-        model.named_parameters(),
+    averaging: Averaging = train.averaging.build()
+    ranks = averaging.ranks_per_step(engine.size)
+    surroundings = Surroundings(
+        model,
         train.compression.build(),
         engine,
         batches_per_step=train.num_batches_per_step,
         steps_per_epoch=len(loader),
         profile=partial(measure_step, configs, model, criterion, loader, device),
     )
+    optimizer = averaging.wrap(build_optimizer(configs, model, ranks), surroundings)
     broadcast_tensors(engine, model.buffers())
     loaders = build_evaluation_loaders(configs, datasets, engine.rank, engine.size, device)
     return Parts(
@@ -156,7 +160,7 @@ def build(
         loaders={'train': loader, **loaders},
         criterion=criterion,
         optimizer=optimizer,
-        rate=build_rate(configs, optimizer, len(loader), engine.size),
+        rate=build_rate(configs, optimizer, len(loader), ranks),
         share=share,
     )
 

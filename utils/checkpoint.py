@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from dgc.handshake import gather_text
+from dgc.state import merge_states
 from utils.build import Evaluated
 
 NAME = re.compile(r'e(\d+)\.r(\d+)of(\d+)\.pth')
@@ -121,11 +121,10 @@ class Checkpoints:
         """Read this rank's state: its own file, or its share of what ``size`` ranks saved."""
         if size == self.size:
             return self._read(epoch, self.rank, size)
-        state = self._read(epoch, 0, size)
-        ours = range(self.rank, size, self.size)
-        memories = [self._read(epoch, rank, size)['optimizer']['memory'] for rank in ours]
-        state['optimizer']['memory'] = merge(memories, scale=self.size / size)
-        return state
+        states = [self._read(epoch, rank, size) for rank in range(size)]
+        optimizers = [state['optimizer'] for state in states]
+        merged = merge_states(optimizers, self.rank, self.size)
+        return {**states[0], 'optimizer': {**optimizers[0], **merged}}
 
     def _read(self, epoch: int, rank: int, size: int) -> dict[str, Any]:
         path = self.folder / file_name(epoch, rank, size)
@@ -188,22 +187,3 @@ def siblings(run: Path) -> str:
     runs = [each for each in sorted(run.parent.glob('*')) if each.name.startswith(stem + dot)]
     usable = [str(each) for each in runs if Checkpoints(each / 'checkpoints').epochs(True)]
     return f', such as {", ".join(usable)}' if usable else ''
-
-
-Memories = dict[str, dict[str, Tensor]]
-
-
-def merge(memories: list[Memories], scale: float) -> Memories:
-    """The sum of the memories of several ranks, times ``scale``.
-
-    A residual is divided by the number of ranks once it is sent; ``scale``, new over old ranks,
-    preserves its share of the mean. The sum of no memories is empty, which stands for zeros.
-    """
-    merged: Memories = {}
-    for memory in memories:
-        for name, buffers in memory.items():
-            sums = merged.setdefault(name, {})
-            for buffer, tensor in buffers.items():
-                scaled = tensor * scale
-                sums[buffer] = sums[buffer] + scaled if buffer in sums else scaled
-    return merged

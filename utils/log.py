@@ -14,7 +14,7 @@ from typing import IO, Protocol
 import torch
 from tensorboardX import SummaryWriter
 
-from dgc.compressors import keep
+from dgc.composition import Composition
 from dgc.engines import detect
 from dgc.handshake import gather_text
 from utils.agree import agreed
@@ -146,24 +146,24 @@ def start_log(folder: Path, parts: Parts, configs: Config, resumed_at: int | Non
         plan.save(folder / 'plan.json')
         (folder / 'plan.txt').write_text(f'{plan.summary()}\n{plan.table()}\n')
         print(f'{folder}\n{cost(parts)}', flush=True)
-        if plan.foreseen:
+        if plan.predicted:
             print(plan.summary(), flush=True)
     return RunLog(folder, parts, resumed_at, held)
 
 
 def cost(parts: Parts) -> str:
-    """The memory and messages of compression on each worker, in one line."""
-    buckets, codec = parts.optimizer.buckets, parts.optimizer.composition.codec
-    numel = sum(bucket.numel for bucket in buckets)
-    kept = sum(4 * bucket.numel * len(bucket.buffers) for bucket in buckets)
-    sparse = [bucket for bucket in buckets if bucket.schedule is not None]
-    message = sum(
-        codec.capacity(b.numel, keep(b.numel, b.schedule.ratio)) for b in sparse if b.schedule
-    )
-    dense = sum(4 * b.numel for b in buckets if b.schedule is None)
+    """One line: the memory and the messages of compression on each worker."""
+    buckets, composition = parts.optimizer.buckets, parts.optimizer.composition
+    assert isinstance(composition, Composition)  # a parameter server's workers log elsewhere
+    volume = composition.volume
+    numel, size = sum(bucket.numel for bucket in buckets), parts.engine.size
+    memory = sum(4 * bucket.numel * len(bucket.buffers) for bucket in buckets)
+    sent = sum(volume.bytes_sent(b.spec, b.spec.density, size) for b in buckets)
+    uncompressed = sum(volume.bytes_sent(b.spec, None, size) for b in buckets)
     return (
-        f'{numel:,} parameters in {len(buckets)} buckets; {kept / 1e6:,.1f} MB of memory for '
-        f'compression; a step sends messages of {message:,} bytes sparse and {dense:,} dense'
+        f'{numel:,} parameters in {len(buckets)} buckets; {memory / 1e6:,.1f} MB of memory for '
+        f'compression; a worker sends {round(sent):,} bytes per exchange after the warm-up, '
+        f'{round(uncompressed):,} uncompressed'
     )
 
 

@@ -103,7 +103,7 @@ class PhaseTimer:
             'bytes/sent': since['sent'],
             'bytes/received': since['received'],
             'bytes/dense': since['dense_sent'],
-            'ratio': since['kept'] / max(since['numel'], 1),
+            'ratio': since['sent_elements'] / max(since['elements'], 1),
         }
 
 

@@ -6,6 +6,7 @@ from dgc.algorithms.chunk import chunk
 from dgc.algorithms.deep_gradient_compression import deep_gradient_compression
 from dgc.algorithms.demo import demo
 from dgc.algorithms.dense import dense
+from dgc.algorithms.dgs import asgd, async_dgc, dgs, gradient_dropping
 from dgc.algorithms.diloco import diloco
 from dgc.algorithms.gaussian_k import gaussian_k
 from dgc.algorithms.gtopk import gtopk, gtopk_doubling
@@ -86,7 +87,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "SparDL in two teams, gathered by Bruck's algorithm (B-SAG)",
             'Zhao et al., ICDE 2024, arXiv 2304.00737',
             spardl_bruck,
-            ('configs/spardl/bruck.py',),
+            ('configs/spardl/teams2.py', 'configs/spardl/bruck.py'),
         ),
         Algorithm(
             'spardl-pres',
@@ -217,6 +218,43 @@ ALGORITHMS: dict[str, Algorithm] = {
             frozenset({Law.EQUALS_DENSE}),
             Kind.LOCAL_STEPS,
             has_density=False,
+        ),
+        Algorithm(
+            'dgs',
+            'DGS: a parameter server, sparsified in both directions, SAMomentum',
+            'Yan, arXiv 1910.10929',
+            dgs,
+            ('configs/dgs/dgs.py',),
+            frozenset(),
+            Kind.ASYNCHRONOUS,
+        ),
+        Algorithm(
+            'asgd',
+            'asynchronous SGD, uncompressed in both directions',
+            'Yan, arXiv 1910.10929',
+            asgd,
+            ('configs/dgs/asgd.py',),
+            frozenset(),
+            Kind.ASYNCHRONOUS,
+            has_density=False,
+        ),
+        Algorithm(
+            'gradient-dropping',
+            'asynchronous training with a residual',
+            'Aji and Heafield, EMNLP 2017, arXiv 1704.05021',
+            gradient_dropping,
+            ('configs/dgs/gradient_dropping.py',),
+            frozenset(),
+            Kind.ASYNCHRONOUS,
+        ),
+        Algorithm(
+            'async-dgc',
+            'asynchronous Deep Gradient Compression',
+            'Yan, arXiv 1910.10929',
+            async_dgc,
+            ('configs/dgs/async_dgc.py',),
+            frozenset(),
+            Kind.ASYNCHRONOUS,
         ),
     )
 }

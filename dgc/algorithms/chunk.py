@@ -1,9 +1,11 @@
 """Chunks chosen together (Sun et al., arXiv 1902.06855).
 
-1. Momentum correction as in Deep Gradient Compression
-2. L1 norm of every chunk of c elements; all-reduce of the n/c norms
-3. All ranks choose the same ⌈k/c⌉ chunks of the largest norms
-4. All-reduce of these chunks, without indices
+In each step, on each rank:
+
+    1. Momentum correction as in Deep Gradient Compression
+    2. L1 norm of every chunk of c elements; all-reduce of the n/c norms
+    3. All ranks choose the same ⌈k/c⌉ chunks of the largest norms
+    4. All-reduce of these chunks, without indices
 """
 
 from __future__ import annotations

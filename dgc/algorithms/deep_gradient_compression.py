@@ -58,15 +58,27 @@ def deep_gradient_compression(
 
     Args:
         compress_ratio: The density; above 1 its inverse (1000 for 0.1 %), 1 for uncompressed.
-        warmup_epochs, warmup_coeff, warmup_stage_steps: See DensitySchedule.
-        sample_ratio, strided_sample, compress_upper_bound, compress_lower_bound,
-            max_adaptation_iters, resample: See SampledTopK; without effect where ``compressor`` is
-            given.
-        fp16_values, int32_indices: The same as values='fp16' and indices='int32'.
-        values, indices: Codings, see Codec; without effect where ``codec`` is given.
-        memory, compressor, codec, exchange, rules, planner, gradient_clipping: Replace the paper's
-            parts one by one. An exchange that selects for itself needs no compressor.
-        nonfinite: See Composition.
+        warmup_epochs: Epochs in which the density falls to ``compress_ratio``.
+        warmup_coeff: Density of each warm-up epoch, or a factor per epoch; see DensitySchedule.
+        warmup_stage_steps: Steps of a warm-up stage, in place of an epoch's.
+        sample_ratio: Fraction of the elements from which the threshold is estimated.
+        strided_sample: Whether the sample is evenly spaced; otherwise it is drawn uniformly.
+        compress_upper_bound: Above this multiple of k, a selection is overfull.
+        compress_lower_bound: Below this multiple of k, the threshold is lowered.
+        max_adaptation_iters: The largest number of corrections of the threshold.
+        resample: Whether an overfull selection is trimmed by its exact top-k at once.
+        fp16_values: The same as values='fp16'.
+        int32_indices: The same as indices='int32'.
+        values: Coding of the values, see Codec; 'fp32' by default.
+        indices: Coding of the indices, see Codec; 'int64' by default.
+        memory: Error feedback, in place of MomentumCorrection.
+        compressor: Selection, in place of SampledTopK; an exchange that selects needs none.
+        codec: In place of the settings of codings.
+        exchange: In place of AllGather.
+        rules: Parameters that are never compressed, or have a density of their own.
+        planner: Divides the parameters among buckets.
+        gradient_clipping: Bounds on the local gradient.
+        nonfinite: On an infinity or NaN, 'stop' or 'skip'; see Composition.
 
     Raises:
         ValueError: For settings that do not fit together.

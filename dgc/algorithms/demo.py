@@ -46,7 +46,9 @@ def demo(
         decay: β.
         values, indices: Codings of the coefficients, see Codec.
         rules: By default all parameters are compressed, vectors too.
-        planner, gradient_clipping, nonfinite: See Composition.
+        planner: Divides the parameters among buckets.
+        gradient_clipping: Bounds on the local gradient.
+        nonfinite: On an infinity or NaN, 'stop' or 'skip'; see Composition.
     """
     layout = BlockLayout(chunk)
     return Composition(

@@ -19,6 +19,7 @@ def diloco(planner: Planner | None = None, nonfinite: str = 'stop') -> Compositi
     """Return what the movement of local steps goes through: an uncompressed all-reduce.
 
     Args:
-        planner, nonfinite: See Composition.
+        planner: Divides the parameters among buckets.
+        nonfinite: On an infinity or NaN, 'stop' or 'skip'; see Composition.
     """
     return Composition(planner=planner or BySize(), nonfinite=nonfinite)

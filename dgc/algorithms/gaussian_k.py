@@ -1,9 +1,11 @@
 """Gaussian-k (Shi et al., arXiv 1911.08772; Algorithm 1).
 
-1. Momentum correction as in Deep Gradient Compression
-2. Fit a normal distribution to v; the threshold is its quantile for the density
-3. Correct the threshold until the number of selected elements lies within [2/3 k, 4/3 k]
-4. All-gather of what exceeds it
+In each step, on each rank:
+
+    1. Momentum correction as in Deep Gradient Compression
+    2. Fit a normal distribution to v; the threshold is its quantile for the density
+    3. Correct the threshold until the number of selected elements lies within [2/3 k, 4/3 k]
+    4. All-gather of what exceeds it
 """
 
 from __future__ import annotations

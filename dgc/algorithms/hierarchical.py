@@ -1,9 +1,11 @@
 """Uncompressed inside a machine, sparse between machines.
 
-1. Reduce the gradients of a machine's ranks to its first rank, uncompressed
-2. There: momentum correction and selection, as in Deep Gradient Compression
-3. A sparse exchange between the machines' first ranks
-4. Broadcast of the sum inside each machine
+In each step, on each rank:
+
+    1. Reduce the gradients of a machine's ranks to its first rank, uncompressed
+    2. There: momentum correction and selection, as in Deep Gradient Compression
+    3. A sparse exchange between the machines' first ranks
+    4. Broadcast of the sum inside each machine
 """
 
 from __future__ import annotations

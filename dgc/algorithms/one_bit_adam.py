@@ -36,7 +36,9 @@ def one_bit_adam(
     Args:
         freeze_step: Steps of the warm-up, the same as the optimizer's.
         beta1: Decay of the first moment, the same as the optimizer's.
-        planner, gradient_clipping, nonfinite: See Composition.
+        planner: Divides the parameters among buckets.
+        gradient_clipping: Bounds on the local gradient.
+        nonfinite: On an infinity or NaN, 'stop' or 'skip'; see Composition.
     """
     return Composition(
         memory=AveragedMomentum(beta1),

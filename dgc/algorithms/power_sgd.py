@@ -34,7 +34,10 @@ def power_sgd(
     Args:
         rank: Columns of the factors.
         start_step: The first steps, which are uncompressed.
-        rules, planner, gradient_clipping, nonfinite: See Composition.
+        rules: Parameters that are never compressed, or have a density of their own.
+        planner: Divides the parameters among buckets.
+        gradient_clipping: Bounds on the local gradient.
+        nonfinite: On an infinity or NaN, 'stop' or 'skip'; see Composition.
     """
     return Composition(
         memory=Residual(),

@@ -33,7 +33,10 @@ def qsgd(
 
     Args:
         bits: Of a value: 8, 4 or 2.
-        rules, planner, gradient_clipping, nonfinite: See Composition.
+        rules: Parameters that are never compressed, or have a density of their own.
+        planner: Divides the parameters among buckets.
+        gradient_clipping: Bounds on the local gradient.
+        nonfinite: On an infinity or NaN, 'stop' or 'skip'; see Composition.
 
     Raises:
         ValueError: For another number of bits.

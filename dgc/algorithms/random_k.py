@@ -44,7 +44,10 @@ def random_k(
         warmup_epochs, warmup_coeff, warmup_stage_steps: See DensitySchedule.
         seed: Of the positions.
         unbiased: Scale by n/k, and keep no residual.
-        rules, planner, gradient_clipping, nonfinite: See Composition.
+        rules: Parameters that are never compressed, or have a density of their own.
+        planner: Divides the parameters among buckets.
+        gradient_clipping: Bounds on the local gradient.
+        nonfinite: On an infinity or NaN, 'stop' or 'skip'; see Composition.
     """
     return Composition(
         memory=NoMemory() if unbiased else Residual(),

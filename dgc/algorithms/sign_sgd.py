@@ -39,7 +39,9 @@ def sign_sgd(
 
     Args:
         rules: By default all parameters vote, vectors too: a step of one size for all.
-        planner, gradient_clipping, nonfinite: See Composition.
+        planner: Divides the parameters among buckets.
+        gradient_clipping: Bounds on the local gradient.
+        nonfinite: On an infinity or NaN, 'stop' or 'skip'; see Composition.
     """
     return Composition(
         memory=NoMemory(),
@@ -62,7 +64,10 @@ def ef_sign_sgd(
     """Return EF-signSGD: signs scaled by the mean magnitude of a block, with a residual.
 
     Args:
-        rules, planner, gradient_clipping, nonfinite: See Composition.
+        rules: Parameters that are never compressed, or have a density of their own.
+        planner: Divides the parameters among buckets.
+        gradient_clipping: Bounds on the local gradient.
+        nonfinite: On an infinity or NaN, 'stop' or 'skip'; see Composition.
     """
     return Composition(
         memory=Residual(),

@@ -81,13 +81,8 @@ class PowerSGD(Exchange):
 
         # 3. Q = Σ Mᵀ·P over the ranks.
         own = {name: matrices[name].T @ columns[name] for name in low_rank}
-        totals = dict(
-            zip(
-                low_rank,
-                all_reduce_together([own[n].clone() for n in low_rank], context),
-                strict=True,
-            )
-        )
+        sums_of_own = all_reduce_together([own[name] for name in low_rank], context)
+        totals = dict(zip(low_rank, sums_of_own, strict=True))
 
         # 4. The rank's own error, before the result overwrites what may be the same storage.
         rounded = torch.zeros_like(selected.values)
@@ -95,14 +90,14 @@ class PowerSGD(Exchange):
             if name in columns:
                 view.copy_(matrices[name] - columns[name] @ own[name].T)
         uncompressed = dict(zip(as_is, sums[len(low_rank) :], strict=True))
-        result = bucket.total
-        for name, view in self._matrices(result, bucket.spec):
+        approximated = bucket.total
+        for name, view in self._matrices(approximated, bucket.spec):
             if name in columns:
                 view.copy_(columns[name] @ totals[name].T)
                 factors[name].copy_(totals[name] / engine.size)
             else:
                 view.copy_(uncompressed[name])
-        contributions = [Sparse(result, None, selected.numel)]
+        contributions = [Sparse(approximated, None, selected.numel)]
         return Exchanged(contributions, Sparse(rounded, None, selected.numel))
 
     def bytes_sent(self, spec: BucketSpec, k: int, codec: Codec, world_size: int) -> float:

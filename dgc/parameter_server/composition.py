@@ -7,23 +7,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from dgc.algorithms.deep_gradient_compression import published_schedule, wire_codec
+from dgc.bucket_spec import BucketSpec
 from dgc.buckets import Bucket
 from dgc.clipping import Clipping
 from dgc.codec import Codec
-from dgc.composition import share, wire_codec
 from dgc.compressors import Compressor, Dense, SampledTopK, keep
+from dgc.corrected import Corrected
 from dgc.memory import Memory, SAMomentum
 from dgc.optim import DGCSGD
-from dgc.optimizer import check_names, trained
 from dgc.parameter_server.protocol import is_cheaper_dense
-from dgc.planner import BySize, Planner
+from dgc.planner import BySize, Plan, Planner, PlanRequest
 from dgc.rules import LayerRules
-from dgc.schedule import RatioSchedule
+from dgc.schedule import DensitySchedule, density_of
 from dgc.sparse import Sparse, gather
+from dgc.state import Entries, Values
+from dgc.wiring import Named, check_names, spec_of, trained
 
 STATISTICS_PERIOD = 10  # steps, which renew most of a BatchNorm average with momentum 0.1
 
@@ -31,9 +33,14 @@ STATISTICS_PERIOD = 10  # steps, which renew most of a BatchNorm average with mo
 class Changed(Compressor):
     """Selects every element that is not zero: no secondary compression."""
 
-    def compress(self, corrected: Tensor, ratio: float) -> Sparse:
-        """All non-zero elements, whatever ``ratio`` is."""
-        return gather(corrected, corrected.nonzero().squeeze(1))
+    def budget(self, spec: BucketSpec, density: float) -> int:
+        """Return ``n``."""
+        return spec.numel
+
+    def select(self, corrected: Corrected, density: float) -> Sparse:
+        """Return all non-zero elements, whatever ``density`` is."""
+        values = corrected.materialize()
+        return gather(values, values.nonzero().squeeze(1))
 
 
 class Scaling(ABC):
@@ -70,7 +77,7 @@ class Asynchronous:
         secondary: Selects what the server answers of θ − θ_w.
         codec: Encodes sparse messages in both directions.
         schedule: Density of a worker's updates over time.
-        secondary_ratio: Density of the server's answers; None for that of ``schedule``.
+        secondary_ratio: ``compress_ratio`` of the server's answers; None for that of ``schedule``.
         rules: Which parameters stay dense, as in a synchronous Composition.
         planner: How parameters are grouped into buckets, as in a synchronous Composition.
         clipping: Bounds on a worker's gradient; None for none.
@@ -82,7 +89,7 @@ class Asynchronous:
     compressor: Compressor = field(default_factory=SampledTopK)
     secondary: Compressor = field(default_factory=SampledTopK)
     codec: Codec = field(default_factory=Codec)
-    schedule: RatioSchedule = field(default_factory=lambda: RatioSchedule(0.01))
+    schedule: DensitySchedule = field(default_factory=lambda: DensitySchedule(0.01))
     secondary_ratio: float | None = None
     rules: LayerRules = field(default_factory=LayerRules)
     planner: Planner = field(default_factory=BySize)
@@ -96,15 +103,12 @@ class Asynchronous:
         if self.statistics_period < 1:
             raise ValueError(f'statistics_period must be at least 1, got {self.statistics_period}')
 
-    def plan(
-        self, settings: Optimizer, named: list[tuple[str, Parameter]], buffers: Sequence[str]
-    ) -> list[Bucket]:
-        """Group what ``settings`` trains into buckets, alike on the server and on its workers.
+    def trained(self, settings: Optimizer, named: list[tuple[str, Parameter]]) -> list[Named]:
+        """Return the parameters that ``settings`` trains, each with its group.
 
         Args:
             settings: The SGD whose groups hold the hyperparameters.
             named: All parameters of the model.
-            buffers: Names of the memory's buffers; empty on the server, which has no memory.
 
         Raises:
             ValueError: For settings with which asynchronous training is impossible.
@@ -120,28 +124,44 @@ class Asynchronous:
             )
         if not parameters:
             raise ValueError('no parameter needs a gradient: there is nothing to train')
-        return self.planner.plan(parameters, self.rules, self.schedule, buffers)
+        return parameters
+
+    def plan(self, parameters: Sequence[Named]) -> Plan:
+        """Group parameters into buckets, alike on the server and on its workers."""
+        specs = [spec_of(named) for named in parameters]
+        return Plan(self.planner.plan(PlanRequest(specs, self.rules, self.schedule)))
+
+    def state_for(self, spec: BucketSpec) -> dict[str, Entries]:
+        """Return what a worker's parts keep of a bucket between steps, by role."""
+        return {
+            'memory': self.memory.state_for(spec),
+            'compressor': self.compressor.state_for(spec),
+            'codec': {'draws': Values()},
+        }
 
     def upload_compressor(self, bucket: Bucket, step: int, steps_per_epoch: int) -> Compressor:
-        """Set ``bucket.ratio`` to a worker's density at ``step``; returns what selects with it."""
-        bucket.ratio = self._density(bucket, step, steps_per_epoch)
+        """Set a bucket's density for a worker's ``step``; return what selects with it."""
+        bucket.density = self._density(bucket, step, steps_per_epoch)
         return self.compressor if self._is_sparse(bucket) else Dense()
 
     def download_compressor(self, bucket: Bucket, step: int, steps_per_epoch: int) -> Compressor:
-        """Set ``bucket.ratio`` to the server's density at ``step``; returns what selects with
+        """Set a bucket's density for the server's answer at ``step``; return what selects with
         it."""
-        bucket.ratio = self._density(bucket, step, steps_per_epoch)
-        if self.secondary_ratio is not None and bucket.schedule is not None:
-            bucket.ratio = self.secondary_ratio
+        bucket.density = self._density(bucket, step, steps_per_epoch)
+        if self.secondary_ratio is not None and bucket.spec.schedule is not None:
+            bucket.density = density_of(self.secondary_ratio)
         return self.secondary if self._is_sparse(bucket) else Dense()
 
-    def _density(self, bucket: Bucket, step: int, steps_per_epoch: int) -> float:
-        return 1.0 if bucket.schedule is None else bucket.schedule.at(step, steps_per_epoch)
+    def _density(self, bucket: Bucket, step: int, steps_per_epoch: int) -> float | None:
+        schedule = bucket.spec.schedule
+        return None if schedule is None else schedule.at(step, steps_per_epoch)
 
     def _is_sparse(self, bucket: Bucket) -> bool:
         """Whether the bucket's messages are sparse at its density: only where that saves bytes."""
-        k = keep(bucket.numel, bucket.ratio)
-        return bucket.ratio < 1 and not is_cheaper_dense(bucket.numel, k, self.codec)
+        if bucket.density is None:
+            return False
+        k = keep(bucket.numel, bucket.density)
+        return not is_cheaper_dense(bucket.numel, k, self.codec)
 
 
 def dual_way(
@@ -169,8 +189,8 @@ def dual_way(
     Args:
         compress_ratio: Density of a worker's updates; above 1 its inverse, 100 for 1 %.
         secondary_ratio: Density of the server's answers, likewise; None for ``compress_ratio``.
-        warmup_epochs: Epochs in which the density falls to ``compress_ratio``; see RatioSchedule.
-        warmup_coeff: Density of each warm-up epoch, or the factor between two; see RatioSchedule.
+        warmup_epochs: Epochs in which the density falls to ``compress_ratio``; see DensitySchedule.
+        warmup_coeff: Density of each warm-up epoch, or the factor between two; see DensitySchedule.
         warmup_stage_steps: Steps per stage of the warm-up in place of an epoch's.
         fp16_values: Send values in half precision.
         int32_indices: Send indices in 32 bits.
@@ -191,10 +211,10 @@ def dual_way(
         compressor=compressor or SampledTopK(),
         secondary=secondary or SampledTopK(),
         codec=codec or wire_codec(fp16_values, int32_indices, values, indices),
-        schedule=RatioSchedule(
-            share(compress_ratio), warmup_epochs, warmup_coeff, warmup_stage_steps
+        schedule=published_schedule(
+            compress_ratio, warmup_epochs, warmup_coeff, warmup_stage_steps
         ),
-        secondary_ratio=None if secondary_ratio is None else share(secondary_ratio),
+        secondary_ratio=secondary_ratio,
         rules=rules or LayerRules(),
         planner=planner or BySize(),
         clipping=gradient_clipping,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch.nn import Parameter
 
 from dgc.buckets import Bucket, part_of
 from dgc.corrected import Corrected
-from dgc.handshake import describe
+from dgc.handshake import describe_parameters
 from dgc.parameter_server import protocol
 from dgc.parameter_server.composition import Asynchronous
 from dgc.sparse import Sparse
@@ -66,6 +67,8 @@ class Model:
         self._buckets = buckets
         self._composition = composition
         self._scratch = [torch.empty_like(values) for values in self.flats]
+        # What the secondary compressor remembers, by worker slot and bucket.
+        self._searches: dict[tuple[int, tuple[str, ...]], dict[str, Any]] = {}
 
     @property
     def numels(self) -> list[int]:
@@ -104,8 +107,10 @@ class Model:
         for bucket, values, record, scratch in buckets:
             compressor = self._composition.download_compressor(bucket, step, steps_per_epoch)
             difference = torch.sub(values, record, out=scratch)  # θ − θ_w
-            corrected = Corrected(difference, name=f'{slot}/{bucket.name}')
-            part = compressor.select(corrected, bucket.ratio)
+            state = self._searches.setdefault((slot, bucket.spec.names), {})
+            density = 1.0 if bucket.density is None else bucket.density
+            corrected = Corrected(difference, state=state, spec=bucket.spec)
+            part = compressor.select(corrected, density)
             if part.is_dense or protocol.is_cheaper_dense(part.numel, len(part.values), codec):
                 part = Sparse(values, None, part.numel)
             section = protocol.encode_section(part, codec)
@@ -149,7 +154,7 @@ def agreement_digests(
         configuration: Any text.
     """
     frozen = [protocol.tensor_to_bytes(p.reshape(-1)) for _, p in named if not p.requires_grad]
-    described = describe(named)
+    described = describe_parameters(named)
     texts = {aspect: described[aspect].encode() for aspect in ASPECTS} | {
         'the number of buffers': str(buffers).encode(),
         'the frozen parameters': b''.join(frozen),

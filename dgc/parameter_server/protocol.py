@@ -195,11 +195,11 @@ def is_cheaper_dense(numel: int, k: int, codec: Codec) -> bool:
     return codec.capacity(numel, k) >= FLOAT32 * numel
 
 
-def encode_section(part: Sparse, codec: Codec) -> bytes:
-    """One bucket's section."""
+def encode_section(part: Sparse, codec: Codec, seed: int = 0) -> bytes:
+    """Return one bucket's section; seed: of a stochastic value coding."""
     form, data = DENSE, part.values
     if part.indices is not None:
-        form, data = SPARSE, codec.encode(part)
+        form, data = SPARSE, codec.encode(part, seed)
     raw = tensor_to_bytes(data)
     return SECTION_HEADER.pack(form, len(raw)) + raw + bytes(-len(raw) % SECTION_ALIGNMENT)
 

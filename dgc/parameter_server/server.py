@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from dgc.buckets import Bucket
 from dgc.codec import CodecError
 from dgc.parameter_server import protocol
 from dgc.parameter_server.composition import Asynchronous
@@ -152,7 +153,13 @@ class Server:
         self.timeout = timeout
         self.version = 0
         self.workers = WorkerSlots(budget.worker_slots)
-        self.model = Model(composition.plan(settings, named, ()), composition)
+        parameters = composition.trained(settings, named)
+        live = {name: (parameter, group) for name, parameter, group in parameters}
+        buckets = [
+            Bucket(spec, [live[name] for name in spec.names])  # no memory on the server
+            for spec in composition.plan(parameters).buckets
+        ]
+        self.model = Model(buckets, composition)
         self.statistics = FloatBuffers(buffers)
         self._digests = agreement_digests(named, self.statistics.numel, configuration)
         self._reported: dict[int, Tensor] = {}  # slot → its worker's last statistics

@@ -24,9 +24,9 @@ from dgc.parameter_server.composition import Asynchronous
 from dgc.parameter_server.model import FloatBuffers, agreement_digests, apply_answer, flatten
 from dgc.parameter_server.protocol import BUDGET, FLOAT32, Budget, Kind, Message, ProtocolError
 from dgc.parameter_server.settings import ServerError
-from dgc.planner import Plan
 from dgc.reducer import Progress
 from dgc.sparse import difference
+from dgc.wiring import allocate
 
 log = logging.getLogger(__name__)
 LEAVE_TIMEOUT = 10.0  # seconds that a worker waits for the reply to its LEAVE
@@ -110,8 +110,9 @@ class WorkerOptimizer(Optimizer):
         configuration: str = '',
     ) -> None:
         named = list(named_parameters)
-        self.buckets = composition.plan(settings, named, composition.memory.buffers)
-        self.plan = Plan.of(self.buckets, composition.rules, composition.schedule)
+        parameters = composition.trained(settings, named)
+        self.plan = composition.plan(parameters)
+        self.buckets = allocate(self.plan.buckets, parameters, composition, LocalEngine())
         super().__init__(settings.param_groups, settings.defaults)
         self.param_groups = settings.param_groups
         self.composition = composition
@@ -208,16 +209,16 @@ class WorkerOptimizer(Optimizer):
         composition, memory = self.composition, self.composition.memory
         compressor = composition.upload_compressor(bucket, self.steps, self.budget.steps_per_epoch)
         selected = memory.select(bucket, compressor)
-        section = protocol.encode_section(selected, composition.codec)
+        section = protocol.encode_section(selected, composition.codec, bucket.next_seed())
         error = None
         if not selected.is_dense:
             # The quantization error: selected minus what the server will decode.
             (delivered,) = protocol.decode_sections(section, [bucket.numel], composition.codec)
             values = delivered.values.to(selected.values.device)
             error = difference(selected, selected._replace(values=values))
-        memory.settle(bucket, selected, Exchanged([selected], error))
-        self.progress.kept += selected.values.numel()
-        self.progress.numel += bucket.numel
+        memory.update(bucket, selected, Exchanged([selected], error), bucket.pieces)
+        self.progress.sent_elements += selected.values.numel()
+        self.progress.elements += bucket.numel
         self.progress.dense_sent += FLOAT32 * bucket.numel
         return section
 

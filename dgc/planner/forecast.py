@@ -11,8 +11,8 @@ from dgc.codec import Codec
 from dgc.compressors import Compressor, TopK
 from dgc.costmodel import Line
 from dgc.exchanges import Exchange
-from dgc.exchanges.base import ring_bytes
 from dgc.timeline import Passage, end
+from dgc.volume import Volume
 
 FREE = Line(0.0, 0.0)
 
@@ -104,13 +104,11 @@ class Forecast:
     def passage(self, bucket: BucketSpec) -> Passage:
         """Return the predicted times of a bucket, after its warm-up."""
         costs, numel = self.timing.costs, bucket.numel
-        route, sent = costs.dense, ring_bytes(numel, costs.workers)
-        if bucket.density is not None and costs.sparse is not None:
-            k = self.compressor.budget(bucket, bucket.density)
-            arguments = bucket, k, self.codec
-            if self.exchange.is_smaller_than_dense(*arguments, max(costs.workers, 2)):
-                route = costs.sparse
-                sent = self.exchange.bytes_sent(*arguments, costs.workers)
+        volume, route = Volume(self.exchange, self.codec, self.compressor), costs.dense
+        if costs.sparse is not None and volume.compresses(bucket, bucket.density, costs.workers):
+            route = costs.sparse
+        density = None if route is costs.dense else bucket.density
+        sent = volume.bytes_sent(bucket, density, costs.workers)
         copied = route is costs.dense and len(bucket.members) > 1
         return Passage(
             max(map(self.ready, bucket.names)),

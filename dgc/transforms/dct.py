@@ -32,9 +32,10 @@ class BlockDCT(Transform):
 
     def forward(self, flat: Tensor, spec: BucketSpec) -> Tensor:
         """Return the coefficients, float32 ``[n]``, block after block."""
-        transformed = torch.empty(spec.numel, dtype=torch.float32, device=flat.device)
+        values = flat.float()
+        transformed = torch.empty_like(values)
         for member in spec.members:
-            blocks = self.layout.pack(flat.float(), member)
+            blocks = self.layout.pack(values, member)
             rows, columns = (cosines(side, flat.device) for side in blocks.shape[1:])
             coefficients = rows @ blocks @ columns.T
             transformed[member.offset : member.offset + member.numel] = coefficients.reshape(-1)

@@ -1,4 +1,4 @@
-"""Local steps: against plain references, under compression, and through failures and checkpoints."""
+"""Local steps: plain references, compression, failures, checkpoints and refusals."""
 
 from __future__ import annotations
 

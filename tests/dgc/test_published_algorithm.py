@@ -1,4 +1,4 @@
-"""Deep Gradient Compression against a plain reference, written element by element from the paper."""
+"""Deep Gradient Compression against a plain reference of the paper, element by element."""
 
 import numpy as np
 import pytest

@@ -14,6 +14,8 @@ from test_properties import TABLE, fits
 
 import dgc
 
+# SparDL's PRES and LRES are in the table.
+pytestmark = pytest.mark.filterwarnings('ignore:.*loses part of what it cuts')
 HOROVOD = importlib.util.find_spec('horovod') is not None
 MARKS = {
     'horovodrun': [pytest.mark.horovod, pytest.mark.skipif(not HOROVOD, reason='no Horovod')],

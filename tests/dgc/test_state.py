@@ -4,6 +4,7 @@ another world size."""
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -224,9 +225,9 @@ class TestValues:
         assert json.loads(json.dumps(content)) == content
         assert [bucket['parameters'] for bucket in saved['buckets']] == MIXED
 
-    def test_buckets_that_keep_none_are_not_listed(self):
+    def test_buckets_that_keep_none_are_listed_by_their_parameters(self):
         saved = reducer_of(MIXED, parts={'memory': {'residual': Elements()}}).state_dict()
-        assert saved['buckets'] == []
+        assert saved['buckets'] == [{'parameters': names, 'values': {}} for names in MIXED]
 
     def test_they_are_emptied_in_place(self):
         """A part may hold on to its dictionary for the whole run."""
@@ -331,7 +332,7 @@ class TestResize:
             for bucket in reducer.buckets:
                 assert bucket.state['compressor']['search'] == bucket.state['codec']['draws'] == {}
 
-    @every_resize
+    @pytest.mark.parametrize(('old', 'new'), [*RESIZES, (3, 3), (4, 4)])
     @pytest.mark.parametrize('later', DIVISIONS.values(), ids=DIVISIONS)
     def test_owners_slices_are_cut_anew(self, old, new, later):
         _, reducers = self.resumed(old, new, later=later)
@@ -343,9 +344,22 @@ class TestResize:
 
     @pytest.mark.parametrize('size', [1, 3])
     def test_the_same_world_size_changes_nothing(self, size):
+        """But slices, which are completed, since buckets may be divided otherwise."""
         states = self.saved(size)
         for rank in range(size):
-            assert same(merge_states(states, rank, size), states[rank])
+            merged = merge_states(states, rank, size)
+            assert merged.pop('has_all_slices')
+            exchange = merged.pop('exchange')
+            assert same(merged, {k: v for k, v in states[rank].items() if k != 'exchange'})
+            for name, entries in states[rank]['exchange'].items():
+                for entry in entries.keys() - {'owner_error'}:
+                    assert same(exchange[name][entry], entries[entry])
+
+    def test_one_ranks_slices_are_refused_in_other_buckets(self):
+        state, reducer = self.saved(3)[1], reducer_of(MIXED[::-1], 1, 3)
+        reducer.engine = SimpleNamespace(rank=1, size=3)
+        with pytest.raises(ValueError, match='slices that this rank owned'):
+            reducer.load_state_dict(state)
 
     def test_there_and_back_the_weight_stays(self):
         states = self.saved(3)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dgc.algorithms import ALGORITHMS, Kind
+from dgc.composition import describe
+from dgc.memory import Residual
 from tools.harness import algorithms, cli, machine, tables
+from tools.harness.workloads import is_trained_by_sgd
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,30 +67,78 @@ class TestCommandLine:
 
 class TestAlgorithms:
     def test_every_name_makes_something_new_each_time(self):
-        for table in (
+        for makers in (
             algorithms.compositions(),
             algorithms.exchanges(),
             algorithms.training_exchanges(),
             algorithms.asynchronous(),
         ):
-            assert all(make() is not make() for make in table.values())
+            assert all(make() is not make() for make in makers.values())
+        made = algorithms.compositions()['dgc whole']
+        assert made().planner is not made().planner
+
+    def test_settings_are_of_algorithms_of_the_table(self):
+        for rows in (algorithms.STEP_ROWS, algorithms.EXCHANGE_ROWS):
+            assert {*rows} <= {*ALGORITHMS}
+        assert {name for rows in algorithms.STEP_ROWS.values() for name in rows} <= {
+            *algorithms.compositions()
+        }
+        assert {name for rows in algorithms.EXCHANGE_ROWS.values() for name in rows} <= {
+            *algorithms.exchanges()
+        }
+
+    def test_every_algorithm_that_a_step_can_run_has_a_row(self):
+        left_out = {*ALGORITHMS} - {*algorithms.compositions()}
+        for name in left_out:
+            if ALGORITHMS[name].kind is Kind.SYNCHRONOUS:
+                made = ALGORITHMS[name].composition()
+                assert made.exchange.loses or not is_trained_by_sgd(made), name
+        assert {'demo', 'one-bit-adam', 'diloco', 'spardl-pres'} <= left_out
+
+    def test_an_algorithm_that_is_added_to_the_table_has_a_row(self, monkeypatch):
+        added = replace(ALGORITHMS['gtopk'], name='added')
+        makers = algorithms.compositions, algorithms.exchanges
+        for each in makers:
+            each.cache_clear()
+        monkeypatch.setitem(ALGORITHMS, 'added', added)
+        monkeypatch.setitem(ALGORITHMS, 'local', replace(added, kind=Kind.LOCAL_STEPS))
+        try:
+            made = algorithms.compositions(0.02)
+            assert isinstance(made['added']().memory, Residual)
+            assert made['added']().codec.indices == 'packed' and 'local' not in made
+            assert 'added' not in algorithms.exchanges()  # gtopk has that exchange
+        finally:
+            for each in makers:
+                each.cache_clear()
 
     def test_compositions_have_the_density(self):
         made = {name: make() for name, make in algorithms.compositions(0.02).items()}
-        assert tuple(made) == algorithms.COMPOSITION_NAMES
-        assert {each.schedule.ratio for name, each in made.items()
-                if name not in algorithms.SENDS_ALL} == {0.02}  # fmt: skip
+        own = {name for name in made if name not in ALGORITHMS or ALGORITHMS[name].has_density}
+        assert {made[name].schedule.density for name in own} == {0.02}
+        assert {made[name].schedule.density for name in made.keys() - own} == {None, 1.0}
+
+    def test_rows_of_exchanges_differ_from_deep_gradient_compression_by_the_exchange(self):
+        reference = algorithms.compositions()['dgc packed int8']()
+        for name in ('gtopk', 'gtopk-doubling', 'spardl', 'oktopk', 'chunk'):
+            made = algorithms.compositions()[name]()
+            assert describe(made.memory) == describe(reference.memory)
+            assert describe(made.codec) == describe(reference.codec)
+            if not made.exchange.selects:
+                assert describe(made.compressor) == describe(reference.compressor)
+            assert type(made.exchange) is not type(reference.exchange)
 
     def test_an_exchange_has_one_name_in_all_tables(self):
         training = algorithms.training_exchanges()
-        assert {*training} <= {*algorithms.EXCHANGE_NAMES}
-        for name in {*training} & {*algorithms.COMPOSITION_NAMES}:
+        assert {*training} <= {*algorithms.exchanges()}
+        for name in {*training} & {*algorithms.compositions()}:
             used = type(algorithms.compositions()[name]().exchange)
-            assert used is type(training[name]()) is type(algorithms.exchanges()[name]())
+            alone = algorithms.exchanges()[name]().exchange
+            assert used is type(training[name]()) is type(alone)
 
     def test_aliases_are_names_that_no_table_has(self):
         for alias, name in algorithms.ALIASES.items():
-            assert alias not in algorithms.EXCHANGE_NAMES and name in algorithms.EXCHANGE_NAMES
+            assert alias not in {*algorithms.exchanges(), *algorithms.compositions()}
+            assert name in algorithms.exchanges() and name in algorithms.compositions()
             assert algorithms.canonical(alias) == name == algorithms.canonical(name)
 
 

@@ -8,10 +8,10 @@ from functools import partial
 
 import pytest
 import torch
-from torch.nn import Parameter
 
 import dgc
 from dgc import costmodel
+from dgc.bucket_spec import BucketSpec, ParameterSpec
 from dgc.codec import Codec
 from dgc.compressors import Dense, SampledTopK, TopK
 from dgc.costmodel import Calibration, Line, Network, Sample, calibrate
@@ -21,7 +21,7 @@ from tools.harness.algorithms import packed, training_exchanges
 from tools.plan import calibration, path
 from tools.plan.compositions import UnfitError, comparison, sizes, unfit, with_exchange
 from tools.plan.counts import count, growth
-from tools.plan.path import Blueprint, dense_line, sparse_line
+from tools.plan.path import dense_line, sparse_line
 from tools.plan.predict import (
     Counts,
     Growth,
@@ -29,7 +29,6 @@ from tools.plan.predict import (
     Part,
     Setting,
     extrapolate,
-    fit,
     predict,
 )
 
@@ -39,9 +38,16 @@ FREE = Network(0.0, 0.0)
 IDEAL = Calibration(FREE, FREE, 0.0)  # a host that moves bytes for nothing
 
 
+def part_of(names, numel, density, sparse, dense) -> Part:
+    """A bucket of parameters of these names, of equal sizes."""
+    parameters = [ParameterSpec(name, (numel // len(names), 1)) for name in names]
+    schedule = None if density is None else dgc.DensitySchedule(density)
+    return Part(BucketSpec.of(parameters, schedule), sparse, dense)
+
+
 def measured(parts, exchange=None, name='x', counts=None, **changes) -> Measured:
     growth_ = Growth({4: counts or Counts(rounds=3, share=1.0, handled=6, sends=3)})
-    settings = {'overlaps': True, 'optimizer': 1.0, **changes}
+    settings = {'compressor': TopK(), 'overlaps': True, 'optimizer': 1.0, **changes}
     return Measured(name, exchange or AllGather(), CODEC, parts=parts, growth=growth_, **settings)
 
 
@@ -49,7 +55,7 @@ class TestPrediction:
     step = Profile(forward=0.0, backward=10.0, arrivals={'late': 8.0, 'early': 5.0})
 
     def test_dense_by_hand(self):
-        part = Part(['late', 'early'], numel=1000, density=None, sparse=None, dense=Line(0.5, 0.0))
+        part = part_of(['late', 'early'], numel=1000, density=None, sparse=None, dense=Line(0.5, 0.0))
         host = Calibration(Network(alpha=0.1, beta=0.0), processor=FREE, error=0.0)
         found = predict(measured([part]), self.step, host, Setting(4, 8e3, 0.4), slowdown=1.0)
         # 8000 · 3/4 = 6000 bytes at 1000 a second, in 6 rounds of 0.5 s; from 8 s on, when the
@@ -57,33 +63,33 @@ class TestPrediction:
         assert found == pytest.approx(8 + 2 * 0.5 + 6 * 0.5 + 6 + 1)
 
     def test_sparse_by_hand(self):
-        part = Part(['early'], numel=100_000, density=1e-4, sparse=Line(0.5, 0.1), dense=None)
+        part = part_of(['early'], numel=100_000, density=1e-4, sparse=Line(0.5, 0.1), dense=None)
         sent = 3 * CODEC.capacity(100_000, 10)
         found = predict(measured([part]), self.step, IDEAL, Setting(4, 8.0, 0.25), slowdown=1.0)
         assert found == pytest.approx(5 + 2 * (0.5 + 0.1 * 6) + 0.25 * 3 + sent + 1)
 
     def test_bytes_on_the_longest_way_count_as_often_as_they_travel(self):
-        part = Part(['early'], numel=100_000, density=1e-4, sparse=Line(0.0, 0.0), dense=None)
+        part = part_of(['early'], numel=100_000, density=1e-4, sparse=Line(0.0, 0.0), dense=None)
         tree = measured([part], GTopK(), counts=Counts(rounds=4, share=2.0, handled=5, sends=2))
         sent = 2 * CODEC.capacity(100_000, 10)
         found = predict(tree, self.step, IDEAL, Setting(4, 8.0, 0.0), slowdown=1.0)
         assert found == pytest.approx(5 + 2 * sent + 1)
 
     def test_a_fast_link_leaves_the_hosts_own_speed(self):
-        part = Part(['late'], numel=1000, density=None, sparse=None, dense=Line(0.0, 0.0))
+        part = part_of(['late'], numel=1000, density=None, sparse=None, dense=Line(0.0, 0.0))
         host = Calibration(Network(alpha=0.0, beta=1e-3), processor=FREE, error=0.0)
         found = predict(measured([part]), self.step, host, Setting(4, math.inf, 0.0), slowdown=1.0)
         assert found == pytest.approx(8 + 6 + 1)
 
     def test_sharing_slows_what_the_processor_does_and_no_link(self):
-        part = Part(['late'], numel=1000, density=None, sparse=None, dense=Line(0.5, 0.0))
+        part = part_of(['late'], numel=1000, density=None, sparse=None, dense=Line(0.5, 0.0))
         host = Calibration(Network(alpha=0.1, beta=0.0), processor=FREE, error=0.0)
         shared = Setting(4, 8e3, 0.4, sharing=2.0)
         found = predict(measured([part]), self.step, host, shared, slowdown=2.0)
         assert found == pytest.approx(2 * 8 + 2 * (2 * 0.5) + 6 * (2 * 0.1 + 0.4) + 6 + 2 * 1)
 
     def test_messages_and_bytes_take_the_core_from_the_backward_pass(self):
-        part = Part(['early'], numel=1000, density=None, sparse=None, dense=Line(0.0, 0.0))
+        part = part_of(['early'], numel=1000, density=None, sparse=None, dense=Line(0.0, 0.0))
         host = Calibration(FREE, processor=Network(alpha=0.5, beta=1e-3), error=0.0)
         found = predict(measured([part]), self.step, host, Setting(4, math.inf, 0.0), slowdown=1.0)
         assert found == pytest.approx(10 + 6 * 0.5 + 6 + 1)  # 6 messages, of 6000 bytes in all
@@ -91,7 +97,7 @@ class TestPrediction:
     def test_many_small_buckets_cost_more_messages_than_one(self):
         host = Calibration(FREE, processor=Network(alpha=0.5, beta=0.0), error=0.0)
         among = partial(predict, step=self.step, host=host, slowdown=1.0)
-        part = Part(['early'], numel=100_000, density=1e-4, sparse=Line(0.0, 0.0), dense=None)
+        part = part_of(['early'], numel=100_000, density=1e-4, sparse=Line(0.0, 0.0), dense=None)
         one, three = (
             among(measured([part] * count), setting=Setting(4, math.inf, 0.0, sharing=2.0))
             for count in (1, 3)
@@ -100,20 +106,20 @@ class TestPrediction:
         assert three == pytest.approx(10 + 3 * (2 * 3 * 0.5) + 1)
 
     def test_what_needs_all_gradients_waits_for_them(self):
-        part = Part(['early'], numel=1000, density=None, sparse=None, dense=Line(0.5, 0.0))
+        part = part_of(['early'], numel=1000, density=None, sparse=None, dense=Line(0.5, 0.0))
         late = measured([part], overlaps=False)
         found = predict(late, self.step, IDEAL, Setting(4, math.inf, 0.0), slowdown=1.0)
         assert found == pytest.approx(10.5 + 1)
 
     def test_a_parameter_without_gradient_comes_at_the_end(self):
-        part = Part(['early', 'unused'], numel=8, density=None, sparse=None, dense=Line(0.5, 0.0))
+        part = part_of(['early', 'unused'], numel=8, density=None, sparse=None, dense=Line(0.5, 0.0))
         found = predict(measured([part]), self.step, IDEAL, Setting(4, math.inf, 0.0), slowdown=1.0)
         assert found == pytest.approx(10.5 + 1)
 
     def test_a_bucket_is_dense_where_the_reducer_would_send_it_so(self):
-        part = Part(['late'], numel=1000, density=0.1, sparse=Line(0, 0), dense=Line(0.25, 0))
+        part = part_of(['late'], numel=1000, density=0.1, sparse=Line(0, 0), dense=Line(0.25, 0))
         some = Growth({size: Counts(size - 1, 1.0, size + 2, size - 1) for size in (2, 4, 8)})
-        gathered = Measured('x', AllGather(), CODEC, True, 1.0, [part], some)
+        gathered = Measured('x', AllGather(), CODEC, TopK(), True, 1.0, [part], some)
         among = partial(predict, gathered, self.step, IDEAL, slowdown=1.0)
         assert among(Setting(2, math.inf, 0.0)) == pytest.approx(10 + 1)  # at 8 s, and free
         dense_bytes = 8 * 1000 * 63 / 64
@@ -124,11 +130,11 @@ class TestPrediction:
 def tiny(sparse: bool) -> Measured:
     """A model of 100,000 parameters, whose compression costs 3 ms."""
     density = 1e-3 if sparse else None
-    part = Part(['w'], 100_000, density, Line(3e-3, 1e-5) if sparse else None, Line(1e-4, 0.0))
+    part = part_of(['w'], 100_000, density, Line(3e-3, 1e-5) if sparse else None, Line(1e-4, 0.0))
     counted = {size: Counts(size - 1, 1.0, size + 2, size - 1) for size in (2, 4, 8, 16)}
     name = 'yours' if sparse else 'dense'
     exchange = AllGather() if sparse else AllReduce()
-    return Measured(name, exchange, CODEC, True, 1e-3, [part], Growth(counted))
+    return Measured(name, exchange, CODEC, TopK(), True, 1e-3, [part], Growth(counted))
 
 
 @pytest.mark.parametrize(('rate', 'winner'), [(1e7, 'yours'), (1e11, 'dense')])
@@ -165,10 +171,15 @@ class TestExtrapolation:
         assert beyond.rounds < 9
 
     def test_a_line_goes_through_its_points_and_never_falls(self):
-        assert fit([(1.0, 5.0), (2.0, 7.0), (4.0, 11.0)]) == pytest.approx(Line(3.0, 2.0))
-        assert fit([(1.0, 5.0), (3.0, 3.0)]) == Line(4.0, 0.0)
-        assert fit([(0.0, 5.0), (0.0, 7.0)]) == Line(6.0, 0.0)
-        assert fit([(1.0, 0.0), (2.0, 10.0)]).fixed == 0.0
+        def fit(*points):
+            return Line.through(points)[0]
+
+        assert fit((1.0, 5.0), (2.0, 7.0), (4.0, 11.0)) == pytest.approx(Line(3.0, 2.0))
+        # The constant with the least relative errors: Σ(1/y) / Σ(1/y²).
+        assert fit((1.0, 5.0), (3.0, 3.0)) == pytest.approx(Line(60 / 17, 0.0))
+        assert fit((0.0, 5.0), (0.0, 7.0)) == pytest.approx(Line(210 / 37, 0.0))
+        assert fit((4.0, 5.0)) == pytest.approx(Line(5.0, 0.0))
+        assert fit((1.0, 0.0), (2.0, 10.0)).fixed == 0.0
 
 
 class TestCounts:
@@ -180,7 +191,7 @@ class TestCounts:
             ('all-gather', 4, 3, 1.0, 3),
             ('gtopk', 8, 6, 2.0, 3),
             ('gtopk', 3, 3, 1.5, 2),
-            ('gtopk doubling', 8, 3, 1.0, 3),
+            ('gtopk-doubling', 8, 3, 1.0, 3),
             ('spardl', 8, 6, 1.0, 6),
             ('chunk', 4, 12, 1.0, 12),
         ],
@@ -204,55 +215,48 @@ class TestCounts:
         assert thousand == pytest.approx(Counts(1023, 1, 1025, 1023))
 
 
-def blueprint(numel=20_000, ratio=0.01, members=1) -> Blueprint:
-    shares = [numel // members] * members
-    named = [
-        (f'w{number}', Parameter(torch.zeros(share)), {}) for number, share in enumerate(shares)
-    ]
-    return Blueprint(named, dgc.RatioSchedule(ratio, warmup_epochs=3))
+def bucket(numel=20_000, density=0.01, members=1) -> BucketSpec:
+    parameters = [ParameterSpec(f'w{number}', (numel // members,)) for number in range(members)]
+    return BucketSpec.of(parameters, dgc.DensitySchedule(density, warmup_epochs=3))
 
 
 class TestPath:
-    def test_the_ratio_is_the_last(self):
-        assert blueprint().density == 0.01
-        assert Blueprint(blueprint().parameters, None).density is None
-
     @pytest.mark.parametrize('members', [1, 2])
     def test_what_a_worker_of_four_does(self, members):
-        handled, seconds = path.point(packed, blueprint(members=members), 4, 0.01)
+        handled, seconds = path.point(packed, bucket(members=members), 4, 0.01)
         assert handled == 5 and 0 < seconds < 1
 
     def test_a_gather_costs_more_the_more_there_are(self):
-        times = [path.point(packed, blueprint(), workers, 0.01) for workers in (2, 16)]
+        times = [path.point(packed, bucket(), workers, 0.01) for workers in (2, 16)]
         assert [handled for handled, _ in times] == [3, 17]
         assert times[0][1] < times[1][1]
-        line = sparse_line(packed, blueprint())
+        line = sparse_line(packed, bucket())
         assert line.fixed >= 0 and line.at(6) > 0
 
     def test_dense_handles_no_message(self):
-        line = dense_line(packed, blueprint())
+        line = dense_line(packed, bucket())
         assert line.fixed > 0 and line.each == 0
 
     def test_memory_decides_how_many_are_simulated(self, monkeypatch):
         among = []
 
-        def point(make, bucket, workers, density):
+        def point(make, spec, workers, density):
             among.append(workers)
             return workers, 1.0
 
         monkeypatch.setattr(path, 'point', point)
         monkeypatch.setattr(path, 'free_memory', lambda: 5 * path.BYTES * 20_000 / path.SHARE)
-        sparse_line(packed, blueprint())
+        sparse_line(packed, bucket())
         assert among == [2, 4]
         monkeypatch.setattr(path, 'free_memory', lambda: 1000.0)
         with pytest.raises(UnfitError, match='plan on a larger machine'):
-            sparse_line(packed, blueprint())
+            sparse_line(packed, bucket())
         with pytest.raises(UnfitError, match='of 20,000 elements'):
-            dense_line(packed, blueprint())
+            dense_line(packed, bucket())
 
     def test_threads_are_as_before(self):
         before = torch.get_num_threads()
-        path.point(packed, blueprint(), 2, 0.01)
+        path.point(packed, bucket(), 2, 0.01)
         assert torch.get_num_threads() == before
 
 
@@ -269,7 +273,7 @@ class TestCompositions:
         candidates, notes = comparison(yours)
         names = [each.name for each in candidates]
         assert names[:2] == ['dense', 'yours'] and 'all-gather' not in names and notes == []
-        assert {each.make().schedule.ratio for each in candidates[1:]} == {0.01}
+        assert {each.make().schedule.density for each in candidates[1:]} == {0.01}
 
     def test_other_settings_of_the_same_exchange_are_compared(self):
         candidates, _ = comparison(partial(packed_with, lambda: SparDL(compressor=TopK())))

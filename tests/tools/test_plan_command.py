@@ -7,11 +7,12 @@ import json
 
 import pytest
 import torch
-from torch.nn import Parameter
 
-from dgc.planner import Plan
-from dgc.planner.saved import PlannedBucket
-from tools.harness.algorithms import COMPOSITION_NAMES
+from dgc.bucket_spec import BucketSpec, ParameterSpec
+from dgc.exchanges import GTopKDoubling
+from dgc.planner import Plan, PlanRequest
+from dgc.schedule import DensitySchedule
+from tools.harness.algorithms import compositions, training_exchanges
 from tools.plan import __main__ as command
 from tools.plan import check, report
 from tools.plan.measure import Bench
@@ -85,6 +86,12 @@ def test_predictions_are_drawn(tmp_path):
     assert drawn.startswith(b'\x89PNG') and len(drawn) > 10_000
 
 
+def planned(**numel) -> BucketSpec:
+    """A bucket of parameters of these numbers of elements, at the benchmarks' density."""
+    parameters = [ParameterSpec(name, (n, 1)) for name, n in numel.items()]
+    return BucketSpec.of(parameters, DensitySchedule(0.001))
+
+
 class TestTable:
     def test_rows_that_are_known_are_those_of_ours_with_compute_beside_them(self):
         table = check.parse(
@@ -103,7 +110,7 @@ class TestTable:
 
     def test_rows_of_other_buckets_are_other_subjects(self):
         plans = [
-            Plan([PlannedBucket({'w': numel}, 0.001, 0.001)], {'Merged': seconds}).to_json()
+            Plan([planned(w=numel)], {'Merged': seconds}).to_json()
             for numel, seconds in ((1, 1.0), (1, 2.0), (2, 1.0))
         ]
         rows = [{**row('dgc merged', 20.0), 'plan': plan} for plan in plans]
@@ -113,15 +120,24 @@ class TestTable:
         assert list(table.subjects) == [names[0], names[1], names[3]]
 
     def test_a_row_is_predicted_with_the_buckets_that_it_had(self):
-        plan = Plan([PlannedBucket({'w': 6, 'v': 4}, 0.001, 0.001)])
-        made = check.maker('dgc merged', plan.to_json())()
-        named = [(name, Parameter(torch.zeros(n, 1)), {}) for name, n in (('v', 4), ('w', 6))]
-        (bucket,) = made.planner.plan(named, made.rules, made.schedule, ())
-        assert [member.name for member in bucket.members] == ['w', 'v']
+        plan = Plan([planned(w=6, v=4)])
+        found = check.candidate('x', {**row('dgc merged', 20.0), 'plan': plan.to_json()})
+        made, parameters = found.make(), [ParameterSpec('v', (4, 1)), ParameterSpec('w', (6, 1))]
+        request = PlanRequest(parameters, made.rules, made.schedule, saved=found.plan)
+        (bucket,) = made.planner.plan(request)
+        assert bucket.names == ('w', 'v')
 
     def test_every_composition_of_the_benchmarks_can_be_made(self):
-        for base in COMPOSITION_NAMES:
-            assert check.maker(base)().exchange is not check.maker(base)().exchange
+        for base in compositions():
+            make = check.candidate(base, row(base, 20.0)).make
+            assert make().exchange is not make().exchange
+
+    def test_rows_have_names_of_earlier_versions(self):
+        earlier = row('gtopk doubling', 20.0)
+        table = check.parse([row('compute', 10.0), earlier])
+        assert table.rows == [earlier]
+        made = check.candidate('x', earlier).make()
+        assert isinstance(made.exchange, GTopKDoubling)
 
     @pytest.mark.parametrize(
         ('rows', 'message'),
@@ -132,6 +148,10 @@ class TestTable:
             ([row('compute', 1.0), row('dgc', 2.0, batch=8)], 'should be of one model'),
             ([row('compute', 1.0, rate='x'), row('dgc', 1.0, rate='x')], 'is not a rate'),
             ([row('dgc', 2.0)], 'has nothing to predict'),
+            (
+                [row('compute', 1.0), row('dgc', 2.0, plan={'version': 1})],
+                'its version is 1, this program reads 2',
+            ),
             (
                 [row('compute', 1.0, model='vgg99'), row('dgc', 2.0, model='vgg99')],
                 "is of the model 'vgg99': tools/harness/workloads.py has",
@@ -251,7 +271,8 @@ class TestCommand:
         assert '36,010 parameters' in said and '2 workers' in said and '1,024 workers' in said
         plan = json.loads(out.read_text())
         cells = {(c['bandwidth'], c['workers'], c['composition']): c for c in plan['predictions']}
-        assert len(cells) == 2 * 2 * 7 and plan['calibration']['network']['alpha'] == 1e-5
+        compared = ['dense', 'yours', *(n for n in training_exchanges() if n != 'all-gather')]
+        assert len(cells) == 2 * 2 * len(compared) and plan['calibration']['network']['alpha'] == 1e-5
         assert all(0 < cell['efficiency'] <= 1 + 1e-9 for cell in cells.values())
         # 36,010 float32 numbers take longer than a step on a slow link, and nothing on a fast one.
         assert cells['1mbit', 2, 'yours']['ms'] < cells['1mbit', 2, 'dense']['ms']

@@ -35,7 +35,7 @@ class TestDivisions:
         # Where merged is one of them, its buckets may come in another order, to be added up.
         assert merged.end <= (1 + ROUNDING) * min(apart.end, whole.end)
         assert len(apart.passages) > len(whole.passages)
-        names = [sorted(n for b in each.plan.buckets for n in b.parameters) for each in found]
+        names = [sorted(n for b in each.plan.buckets for n in b.names) for each in found]
         assert names[0] == names[1] == names[2]
 
     def test_a_slow_start_merges_all(self, bench):

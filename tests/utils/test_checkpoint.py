@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dgc
-from utils.checkpoint import CheckpointError, Checkpoints, merge, plain, restore
+from dgc.state import merge_states
+from utils.checkpoint import CheckpointError, Checkpoints, plain, restore
 
 
 def state(value: float, epoch: int = 0, best: float | None = None) -> dict:
@@ -201,8 +202,8 @@ def test_nothing_there(tmp_path):
 def test_the_mean_over_the_workers_of_what_is_kept_survives(old, new):
     generator = random.Random(10 * old + new)
     values = [generator.uniform(-1, 1) for _ in range(old)]
-    memories = [state(value)['optimizer']['memory'] for value in values]
-    merged = [merge(memories[rank:old:new], scale=new / old) for rank in range(new)]
+    saved = [state(value)['optimizer'] for value in values]
+    merged = [merge_states(saved, rank, new)['memory'] for rank in range(new)]
     sums = sum(float(memory['w']['velocity'][0]) for memory in merged if memory)
     assert sums / new == pytest.approx(sum(values) / old, rel=1e-4, abs=1e-6)
 
@@ -210,7 +211,7 @@ def test_the_mean_over_the_workers_of_what_is_kept_survives(old, new):
 def test_merging_keeps_names_and_buffers_apart_and_its_input_as_it_was():
     ones = {'u': torch.ones(2), 'v': torch.full((2,), 3.0)}
     memories = [{'a': dict(ones), 'b': dict(ones)}, {'a': dict(ones)}]
-    merged = merge(memories, scale=0.5)
+    merged = merge_states([{'memory': memory} for memory in memories], 0, 1)['memory']
     assert {
         name: {k: float(v[0]) for k, v in buffers.items()} for name, buffers in merged.items()
     } == {
@@ -218,7 +219,6 @@ def test_merging_keeps_names_and_buffers_apart_and_its_input_as_it_was():
         'b': {'u': 0.5, 'v': 1.5},
     }
     assert float(memories[0]['a']['u'][0]) == 1.0
-    assert merge([], scale=2.0) == {}
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,15 @@ from typing import NamedTuple
 import torch
 from torch.nn import Parameter
 
+from dgc import Composition
+from dgc.bucket_spec import BucketSpec
 from dgc.buckets import Bucket
-from dgc.codec import Codec
+from dgc.calibration import matrix_shape
 from dgc.compressors import TopK
 from dgc.engines import Engine
-from dgc.exchanges import AllReduce, Exchange
-from dgc.schedule import RatioSchedule
-from dgc.sparse import Sparse
+from dgc.exchanges import Context
+from dgc.schedule import DensitySchedule
+from dgc.sparse import Payload, Sparse
 
 
 class Step(NamedTuple):
@@ -30,12 +32,11 @@ class ExchangeProbe:
     """One worker of one exchange, with its bucket and its random gradients.
 
     Args:
-        exchange: to be measured.
+        composition: whose exchange is measured, with its codec; no other part is used.
         numel: elements of the bucket.
         k: elements that are sent.
         engine: of this worker.
         clock: seconds since any moment.
-        codec: encodes the messages.
 
     Raises:
         ValueError: the exchange cannot serve as many workers; on all of them.
@@ -43,18 +44,21 @@ class ExchangeProbe:
 
     def __init__(
         self,
-        exchange: Exchange,
+        composition: Composition,
         numel: int,
         k: int,
         engine: Engine,
         clock: Callable[[], float],
-        codec: Codec,
     ) -> None:
-        exchange.check(engine)
-        self.exchange, self.engine, self.clock, self.codec = exchange, engine, clock, codec
-        weight = Parameter(torch.empty(numel), requires_grad=False)
-        self.bucket = Bucket([('weight', weight, {})], RatioSchedule(k / numel))
-        self.bucket.ratio = (k - 0.5) / numel  # rounded up to k, whatever the product rounds to
+        self.exchange, self.codec = composition.exchange, composition.codec
+        self.exchange.check(engine)
+        self.engine, self.clock = engine, clock
+        spec = probe_spec(numel, k)
+        weight = Parameter(torch.empty(spec.members[0].shape), requires_grad=False)
+        parts = {**composition.state_for(spec), 'memory': {}}
+        self.bucket = Bucket(spec, [(weight, {})], parts, engine.rank, engine.size)
+        self.bucket.density = spec.density
+        self.k = k
         self._generator = torch.Generator().manual_seed(engine.rank)
 
     def step(self) -> Step:
@@ -63,21 +67,28 @@ class ExchangeProbe:
         bucket.gradient.normal_(generator=self._generator)
         engine.barrier()
         before, start = replace(engine.traffic), self.clock()
-        self.exchange.prepare(bucket, engine, healthy=True)
+        self.exchange.prepare(bucket, engine, is_finite=True)
         seconds = self.clock() - start
         message = self.select()
         engine.barrier()
         start = self.clock()
-        self.exchange.sum(bucket, message, self.codec, engine)
+        self.exchange.reduce(message, Context(bucket, self.k, self.codec, engine))
         seconds += self.clock() - start
         after = engine.traffic
         return Step(seconds, after.messages - before.messages, after.sent - before.sent)
 
     def select(self) -> Sparse:
-        """The input of the exchange: all elements if it takes them, else the largest ones."""
-        gradient = self.bucket.gradient
-        if isinstance(self.exchange, AllReduce):
-            return Sparse(gradient, None, self.bucket.numel)
+        """The input of the exchange: the k largest elements, or all if it takes no others."""
+        gradient, density = self.bucket.gradient, self.bucket.density
+        if Payload.SPARSE in self.exchange.accepts and self.codec.indices != 'none':
+            assert density is not None
+            return TopK().compress(gradient, density)
         if self.exchange.selects:  # in training this is the memory's own storage, which it keeps
-            return Sparse(gradient.clone(), None, self.bucket.numel)
-        return TopK().compress(gradient, self.bucket.ratio)
+            gradient = gradient.clone()
+        return Sparse(gradient, None, self.bucket.numel)
+
+
+def probe_spec(numel: int, k: int) -> BucketSpec:
+    """A bucket of one matrix of ``numel`` elements, of which ``k`` are sent."""
+    density = (k - 0.5) / numel  # rounded up to k, whatever the product rounds to
+    return BucketSpec.of_shape(*matrix_shape(numel), schedule=DensitySchedule(density))

@@ -6,10 +6,14 @@ torch is imported only where something is made, so that command lines are checke
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from dgc import Composition
 
 MODEL_SEED = 1  # the same on all ranks, so that no weights have to be sent
 BATCHES = 8  # different batches, which are used in turn
@@ -57,6 +61,29 @@ def make_model(workload: Workload) -> nn.Module:
 
     torch.manual_seed(MODEL_SEED)
     return pkgutil.resolve_name(workload.model)(workload.classes).train()
+
+
+def sgd_for(composition: Composition, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """Momentum SGD; if the composition's memory holds the momentum, without momentum of its own."""
+    from torch.optim import SGD
+
+    from dgc import DGCSGD
+
+    kind = DGCSGD if composition.memory.holds_momentum else SGD
+    return kind(parameters, **SGD_SETTINGS)
+
+
+def is_trained_by_sgd(composition: Composition) -> bool:
+    """Whether a composition accepts the workloads' momentum SGD; some need another optimizer."""
+    import torch
+
+    from dgc.wiring import check_momentum
+
+    try:
+        check_momentum(sgd_for(composition, [torch.nn.Parameter(torch.zeros(1))]), composition)
+    except ValueError:
+        return False
+    return True
 
 
 def make_batches(workload: Workload, size: int, rank: int) -> list[Batch]:

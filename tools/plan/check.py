@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from dgc import Composition
 from dgc.planner import Plan, Replay
 from tools.cluster.rates import parse_rate
-from tools.harness.algorithms import COMPOSITION_NAMES, COMPUTE, compositions
+from tools.harness.algorithms import COMPUTE, canonical, compositions
 from tools.harness.tables import number
 from tools.harness.workloads import WORKLOADS
-from tools.plan.compositions import Make
+from tools.plan.compositions import Candidate
 from utils.cli import Refused
 
 CLOSE = 0.25  # largest relative error of a prediction that is counted as right
@@ -79,7 +79,7 @@ def read(file: Path) -> Table:
     if not table.rows:
         raise Refused(
             f"--check: {file} has nothing to predict: that needs the row '{COMPUTE} ({ENGINE})' of "
-            f'a rate, and rows of ours under {ENGINE}, which are {", ".join(COMPOSITION_NAMES)}'
+            f'a rate, and rows of ours under {ENGINE}, which are {", ".join(compositions())}'
         )
     if table.model not in WORKLOADS:
         raise Refused(
@@ -97,24 +97,30 @@ def parse(results: Sequence[dict[str, Any]]) -> Table:
         raise ValueError('it should be of one model, batch, and number of nodes and threads')
     ours = [row for row in measured if row['engine'] == ENGINE]
     compute = {row['rate']: row['median_ms'] for row in ours if row['row'] == COMPUTE}
-    rows = [row for row in ours if row['row'] in COMPOSITION_NAMES and row['rate'] in compute]
+    known = compositions()
+    rows = [row for row in ours if canonical(row['row']) in known and row['rate'] in compute]
     for row in rows:
         parse_rate(row['rate'])
+        plan_of(row)
     names = {row['name'] for row in rows}
     others = [row['name'] for row in measured if row['row'] != COMPUTE and row['name'] not in names]
     return Table(*subjects.pop(), compute, rows, list(dict.fromkeys(others)))
 
 
-def maker(base: str, plan: dict[str, Any] | None = None) -> Make:
-    """What makes the composition of a row, with the buckets of its saved plan."""
+def plan_of(row: dict[str, Any]) -> Plan | None:
+    """The buckets of a row. Raises ValueError, TypeError or KeyError if they are no plan."""
+    saved = row.get('plan')
+    return None if saved is None else Plan.from_json(saved)
 
-    def make() -> Composition:
-        composition = compositions()[base]()
-        if plan is None:
-            return composition
-        return replace(composition, planner=Replay('the table', Plan.from_json(plan)))
 
-    return make
+def candidate(name: str, row: dict[str, Any]) -> Candidate:
+    """The composition of a row, with the buckets that the row had. name: of the candidate."""
+    make, plan = compositions()[canonical(row['row'])], plan_of(row)
+
+    def replaying() -> Composition:
+        return replace(make(), planner=Replay('the table'))
+
+    return Candidate(name, make if plan is None else replaying, plan)
 
 
 def cell(row: dict[str, Any], predicted: float) -> Cell:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import dgc
 from dgc import Composition
@@ -12,8 +12,16 @@ from dgc.compressors import Dense, SampledTopK
 from dgc.engines import LocalEngine
 from dgc.engines.group import Group
 from dgc.exchanges import AllReduce, Exchange, Hierarchical
-from dgc.planner import BySize, Timed
-from tools.harness.algorithms import DENSE, DENSITY, packed, training_exchanges
+from dgc.planner import BySize, Plan
+from dgc.sparse import Payload
+from tools.harness.algorithms import (
+    DENSE,
+    DENSITY,
+    between_machines,
+    identity,
+    packed,
+    training_exchanges,
+)
 
 YOURS = 'yours'  # name of the composition of the user's stack
 MOST = 32  # an exchange that serves no number of workers up to this is not measured
@@ -26,10 +34,11 @@ class UnfitError(Exception):
 
 
 class Candidate(NamedTuple):
-    """A composition that is compared."""
+    """A composition that is compared. plan: buckets of an earlier run, for its planner."""
 
     name: str
     make: Make
+    plan: Plan | None = None
 
 
 class Comparison(NamedTuple):
@@ -53,8 +62,8 @@ def comparison(stack: Make) -> Comparison:
             'your stack sums inside each machine first: a worker here is a machine, and the sum '
             'inside it is not counted'
         )
-        base = between_machines(stack)
-    if isinstance(base().planner, Timed):
+        base = without_machines(stack)
+    if base().planner.needs_timing:
         notes.append(
             'your stack divides the model by times measured in the run: here it is divided by '
             'size; --timeline shows what merging makes of it'
@@ -63,30 +72,31 @@ def comparison(stack: Make) -> Comparison:
     own = base().exchange
     if compresses(base()):
         candidates.append(Candidate(YOURS, base))
-    else:
+    if not selects(base()):
+        sends = 'sends all elements' if compresses(base()) else 'is dense'
         notes.append(
-            f'your stack is dense: compared with Deep Gradient Compression at {DENSITY:.1%}, with '
+            f'your stack {sends}: compared with Deep Gradient Compression at {DENSITY:.1%}, with '
             '8-bit values and packed indices'
         )
         base = packed
     candidates += [
         Candidate(name, with_exchange(base, exchange))
         for name, exchange in training_exchanges().items()
-        if description(own) != description(exchange())
+        if base is packed or identity(own) != identity(exchange())
     ]
     return Comparison(candidates, notes)
 
 
 def compresses(composition: Composition) -> bool:
-    """Whether the composition sends only a part of the elements after its warm-up."""
-    return composition.schedule.ratio < 1 and not isinstance(composition.exchange, AllReduce)
+    """Whether the composition compresses anything after its warm-up."""
+    return composition.schedule.density is not None and not isinstance(
+        composition.exchange, AllReduce
+    )
 
 
-def description(part: Any) -> Any:
-    """The class and settings of a part that was just made, and those of the parts in it."""
-    if not type(part).__module__.startswith('dgc.'):
-        return part
-    return type(part), {name: description(setting) for name, setting in vars(part).items()}
+def selects(composition: Composition) -> bool:
+    """Whether it sends only a part of the elements after its warm-up."""
+    return compresses(composition) and composition.schedule.density != 1
 
 
 def with_exchange(make: Make, exchange: Callable[[], Exchange]) -> Make:
@@ -95,22 +105,21 @@ def with_exchange(make: Make, exchange: Callable[[], Exchange]) -> Make:
     def made() -> Composition:
         composition, replacement = make(), exchange()
         compressor = composition.compressor
-        if replacement.selects:
+        if compressor.payload not in replacement.accepts or replacement.selects:
             compressor = Dense()
-        elif isinstance(compressor, Dense):
+        elif compressor.payload is Payload.DENSE:
             compressor = SampledTopK()
         return replace(composition, exchange=replacement, compressor=compressor)
 
     return made
 
 
-def between_machines(make: Make) -> Make:
+def without_machines(make: Make) -> Make:
     """The same composition with the exchange that a hierarchical one uses between machines."""
 
     def made() -> Composition:
         composition = make()
-        exchange = composition.exchange
-        return replace(composition, exchange=getattr(exchange, 'exchange', exchange))
+        return replace(composition, exchange=between_machines(composition.exchange))
 
     return made
 

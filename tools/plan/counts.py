@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
-from dgc import simulate
+from dgc import Composition, simulate
 from dgc.costmodel import Network
 from dgc.engines import SimulatedEngine
 from dgc.exchanges import AllReduce
-from tools.harness.exchange_probe import ExchangeProbe
+from tools.harness.exchange_probe import ExchangeProbe, probe_spec
 from tools.plan.compositions import Make, sizes, unfit
 from tools.plan.meter import Counting
 from tools.plan.predict import Counts, Growth
@@ -35,21 +36,28 @@ def growth(make: Make, workers: Iterable[int]) -> Growth:
 def count(make: Make, workers: int) -> Counts:
     """Count one exchange with a number of workers."""
     ranks = simulate(workers, lambda engine: exchange_once(make, engine), NETWORK)
-    exchange, codec = make().exchange, make().codec
+    composition = make()
+    exchange, codec, k = composition.exchange, composition.codec, elements_sent(composition)
     clock, sends, handled = map(max, zip(*ranks, strict=True))
     rounds = int(clock)
     longest = (clock - rounds) / BYTE
     share = 1.0
     if not isinstance(exchange, AllReduce):
-        share = longest / exchange.bytes_sent(NUMEL, K, codec, workers)
+        share = longest / exchange.bytes_sent(probe_spec(NUMEL, k), k, codec, workers)
     return Counts(rounds, share, handled, sends)
+
+
+def elements_sent(composition: Composition) -> int:
+    """How many elements are sent: K, or all if the composition selects none."""
+    return NUMEL if composition.schedule.density in (None, 1.0) else K
 
 
 def exchange_once(make: Make, engine: SimulatedEngine) -> tuple[float, int, int]:
     """One worker's virtual seconds, messages sent, and messages encoded or decoded."""
     composition = make()
-    codec = Counting(composition.codec)
-    probe = ExchangeProbe(composition.exchange, NUMEL, K, engine, lambda: engine.clock, codec)
+    codec, k = Counting(composition.codec), elements_sent(composition)
+    composition = replace(composition, codec=codec)
+    probe = ExchangeProbe(composition, NUMEL, k, engine, lambda: engine.clock)
     for _ in range(STEPS):
         codec.handled = 0
         step = probe.step()

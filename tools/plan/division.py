@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch.nn import Parameter
 
-from dgc import Composition
+from dgc.bucket_spec import BucketSpec
+from dgc.calibration import matrix_shape, sizes
 from dgc.costmodel import Calibration, Line
 from dgc.planner import Merged, Plan, extremes
-from dgc.planner.calibration import sizes
 from dgc.planner.forecast import Costs, Forecast, Timing
 from dgc.timeline import Passage, Span, spans
 from tools.plan.compositions import Make
 from tools.plan.measure import Bench
-from tools.plan.path import Blueprint, dense_line, sparse_line
+from tools.plan.path import dense_line, sparse_line
 from tools.plan.predict import Counts, Setting, ring_counts, route, scaled
 
 COPIES = 5  # of which the fastest counts
@@ -51,20 +51,20 @@ class Division(NamedTuple):
 def divisions(bench: Bench, make: Make, host: Calibration, setting: Setting) -> list[Division]:
     """One composition's buckets per tensor, of the whole model, and merged. Raises UnfitError."""
     composition = make()
-    trained = bench.subject.trained(composition)
-    rules, schedule = composition.rules, composition.schedule
+    request = bench.subject.request(composition)
     step = scaled(bench.step, setting.sharing)
-    numel = sum(parameter.numel() for _, parameter, _ in trained)
+    numel = sum(parameter.numel for parameter in request.parameters)
     timing = Timing(step.arrivals, step.backward, costs(bench, make, numel, host, setting))
-    forecast = Forecast(timing, composition.exchange, composition.codec)
+    parts = composition.exchange, composition.codec, composition.compressor
+    forecast = Forecast(timing, *parts)
+    request = replace(request, world_size=setting.workers, forecast=forecast)
     update = setting.sharing * bench.update(composition)
-    planners = {**extremes(trained, rules, schedule), 'merged': Merged(forecast)}
     found = []
-    for name, planner in planners.items():
-        buckets = planner.plan(trained, rules, schedule, ())
-        passages = forecast.passages(buckets)
-        plan = Plan.of(buckets, rules, schedule)
+    for name, planner in {**extremes(request), 'merged': Merged()}.items():
+        buckets = planner.plan(request)
+        passages = [forecast.passage(bucket) for bucket in buckets]
         seconds = forecast.seconds(buckets) + update
+        plan = Plan(buckets)
         found.append(Division(name, plan, passages, step.forward, step.backward, seconds))
     return found
 
@@ -75,28 +75,23 @@ def costs(bench: Bench, make: Make, numel: int, host: Calibration, setting: Sett
     Processor times are measured here, at every second of the sizes that the library calibrates
     with, the largest included; network times are computed.
     """
-    composition, workers, busy = make(), setting.workers, setting.sharing
+    schedule, workers, busy = make().schedule, setting.workers, setting.sharing
     some = sizes(numel)[::-2][::-1]
+    specs = [BucketSpec.of_shape(*matrix_shape(n), schedule=schedule) for n in some]
 
     def compress(lines: Sequence[Line], counts: Counts) -> Line:
         points = [(n, busy * line.at(counts.handled)) for n, line in zip(some, lines, strict=True)]
         return Line.through(points)[0]
 
     ring = ring_counts(workers)
-    lines = [dense_line(make, one(n, composition)) for n in some]
+    lines = [dense_line(make, spec) for spec in specs]
     dense = route(compress(lines, ring), ring, host, setting)
     sparse = None
-    if composition.schedule.ratio < 1:
+    if schedule.density is not None:
         counts = bench.growth(make).at(workers)
-        lines = [sparse_line(make, one(n, composition)) for n in some]
+        lines = [sparse_line(make, spec) for spec in specs]
         sparse = route(compress(lines, counts), counts, host, setting)
     return Costs(workers, sparse, dense, copying(numel, busy))
-
-
-def one(numel: int, composition: Composition) -> Blueprint:
-    """A bucket of one parameter of ``numel`` elements."""
-    parameter = Parameter(torch.empty(numel, 1), requires_grad=False)
-    return Blueprint([('one', parameter, {})], composition.schedule)
 
 
 def copying(numel: int, busy: float) -> Line:

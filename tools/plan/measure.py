@@ -9,11 +9,12 @@ from collections.abc import Collection
 from torch.optim import Optimizer
 
 from dgc import Composition
+from dgc.bucket_spec import BucketSpec
 from dgc.costmodel import Line
 from dgc.profile import profile
 from tools.plan.compositions import Candidate, Make, unfit
 from tools.plan.counts import growth
-from tools.plan.path import Blueprint, blueprints, dense_line, sparse_line
+from tools.plan.path import dense_line, sparse_line
 from tools.plan.predict import Growth, Measured, Part
 from tools.plan.subject import Subject
 
@@ -42,13 +43,14 @@ class Bench:
     def composition(self, candidate: Candidate) -> Measured:
         """Measure one composition. Raises UnfitError if that is impossible here."""
         composition = candidate.make()
-        planned = blueprints(composition, self.subject.trained(composition))
-        parts = [self._part(candidate, blueprint) for blueprint in planned]
+        request = self.subject.request(composition, saved=candidate.plan)
+        parts = [self._part(candidate, spec) for spec in composition.planner.plan(request)]
         sparse = any(part.sparse is not None for part in parts)
         return Measured(
             candidate.name,
             composition.exchange,
             composition.codec,
+            composition.compressor,
             composition.overlaps,
             self.update(composition),
             parts,
@@ -68,27 +70,25 @@ class Bench:
             self._updates[kind] = statistics.median(timed(optimizer) for _ in range(UPDATES))
         return self._updates[kind]
 
-    def _part(self, candidate: Candidate, blueprint: Blueprint) -> Part:
+    def _part(self, candidate: Candidate, spec: BucketSpec) -> Part:
         """Measure one bucket, on the paths that it takes with these numbers of workers."""
         composition = candidate.make()
         paths = {
-            blueprint.is_sparse(composition, workers)
+            composition.volume.compresses(spec, spec.density, workers)
             for workers in self.workers
             if not unfit(composition.exchange, workers)
         }
         return Part(
-            [name for name, *_ in blueprint.parameters],
-            blueprint.numel,
-            blueprint.density,
-            sparse_line(candidate.make, blueprint) if True in paths else None,
-            self._dense_line(candidate, blueprint) if False in paths else None,
+            spec,
+            sparse_line(candidate.make, spec) if True in paths else None,
+            self._dense_line(candidate, spec) if False in paths else None,
         )
 
-    def _dense_line(self, candidate: Candidate, blueprint: Blueprint) -> Line:
+    def _dense_line(self, candidate: Candidate, spec: BucketSpec) -> Line:
         """Measure the dense path, once for all buckets of one size under the same memory."""
-        key = type(candidate.make().memory).__name__, blueprint.numel
+        key = type(candidate.make().memory).__name__, spec.numel
         if key not in self._dense:
-            self._dense[key] = dense_line(candidate.make, blueprint)
+            self._dense[key] = dense_line(candidate.make, spec)
         return self._dense[key]
 
 

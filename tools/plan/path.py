@@ -7,23 +7,19 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from dgc import Composition, RatioSchedule, simulate
+from dgc import simulate
+from dgc.bucket_spec import BucketSpec
 from dgc.buckets import Bucket
-from dgc.compressors.base import keep
+from dgc.calibration import heavy_tailed, reducer_of
 from dgc.costmodel import Line
 from dgc.engines import SimulatedEngine
-from dgc.planner import Named
-from dgc.planner.calibration import heavy_tailed
-from dgc.reducer import Reducer
 from tools.harness.machine import free_memory
 from tools.plan.compositions import Make, UnfitError, sizes
 from tools.plan.meter import Counting, Metered
-from tools.plan.predict import fit
 
 DOUBLINGS = 3  # 2, 4 and 8 workers
 WARMUP, STEPS = 2, 5
@@ -32,67 +28,28 @@ SHARE = 0.8  # fraction of the free memory that may be used
 SHIFT = 7919  # elements by which the gradient is rotated from step to step
 
 
-class Blueprint(NamedTuple):
-    """The contents of a bucket, without storage. schedule: None if it is always dense."""
-
-    parameters: Sequence[Named]
-    schedule: RatioSchedule | None
-
-    @property
-    def numel(self) -> int:
-        """Number of elements."""
-        return sum(parameter.numel() for _, parameter, _ in self.parameters)
-
-    @property
-    def density(self) -> float | None:
-        """Fraction of the elements that is sent after the warm-up; None if it is always dense."""
-        return None if self.schedule is None else self.schedule.ratio
-
-    def is_sparse(self, composition: Composition, workers: int) -> bool:
-        """Whether the reducer sends it sparse: if the sparse messages are the shorter ones."""
-        if self.density is None:
-            return False
-        k = keep(self.numel, self.density)
-        exchange, codec = composition.exchange, composition.codec
-        return k < self.numel and exchange.pays(self.numel, k, codec, workers)
-
-    def bucket(self, composition: Composition, density: float) -> Bucket:
-        """A bucket of one worker, with the buffers of the composition's memory."""
-        bucket = Bucket(self.parameters, self.schedule, composition.memory.buffers)
-        bucket.ratio = density
-        return bucket
-
-
-def blueprints(composition: Composition, trained: Sequence[Named]) -> list[Blueprint]:
-    """The buckets of a model, in the order in which they are sent."""
-    buckets = composition.planner.plan(
-        trained, composition.rules, composition.schedule, composition.memory.buffers
-    )
-    return [Blueprint([member[:3] for member in b.members], b.schedule) for b in buckets]
-
-
-def sparse_line(make: Make, blueprint: Blueprint) -> Line:
+def sparse_line(make: Make, spec: BucketSpec) -> Line:
     """Measure the processor seconds of the sparse path, by messages handled.
 
     Raises:
         UnfitError: the free memory suffices for no number of workers.
     """
-    composition, density = make(), blueprint.density
-    assert density is not None
-    few = sizes(composition.exchange, DOUBLINGS)
-    few = [size for size in few if blueprint.is_sparse(composition, size)] or few[:1]
-    few = affordable(few, blueprint.numel)
-    return fit([point(make, blueprint, size, density) for size in few])
+    composition = make()
+    served, volume = sizes(composition.exchange, DOUBLINGS), composition.volume
+    few = [size for size in served if volume.compresses(spec, spec.density, size)]
+    few = affordable(few or served[:1], spec.numel)
+    line, _ = Line.through([point(make, spec, size, spec.density) for size in few])
+    return line
 
 
-def dense_line(make: Make, blueprint: Blueprint) -> Line:
-    """Measure the processor seconds of the dense path, which any number of workers have alike.
+def dense_line(make: Make, spec: BucketSpec) -> Line:
+    """Measure the processor seconds of the dense path, the same for any number of workers.
 
     Raises:
         UnfitError: the free memory does not suffice.
     """
-    (fewest,) = affordable(sizes(make().exchange, 1), blueprint.numel)
-    _, seconds = point(make, blueprint, fewest, density=1.0)
+    (fewest,) = affordable(sizes(make().exchange, 1), spec.numel)
+    _, seconds = point(make, spec, fewest, density=None)
     return Line(seconds, 0.0)
 
 
@@ -107,20 +64,20 @@ def affordable(few: Sequence[int], numel: int) -> list[int]:
     return [size for size in few if size * BYTES * numel <= free]
 
 
-def point(make: Make, blueprint: Blueprint, workers: int, density: float) -> tuple[int, float]:
-    """Measure a bucket's path with a number of workers.
+def point(make: Make, spec: BucketSpec, workers: int, density: float | None) -> tuple[int, float]:
+    """Measure a bucket's path with a number of workers. density: None for uncompressed.
 
     Returns:
         How many messages the busiest workers handle per step, and their mean processor seconds.
     """
     with one_thread():
-        ranks = simulate(workers, lambda engine: walk(make, blueprint, density, engine))
+        ranks = simulate(workers, lambda engine: walk(make, spec, density, engine))
     most = max(handled for handled, _ in ranks)
     return most, statistics.mean(seconds for handled, seconds in ranks if handled == most)
 
 
 def walk(
-    make: Make, blueprint: Blueprint, density: float, engine: SimulatedEngine
+    make: Make, spec: BucketSpec, density: float | None, engine: SimulatedEngine
 ) -> tuple[int, float]:
     """One worker's messages handled and processor seconds per step, medians over some steps.
 
@@ -128,8 +85,8 @@ def walk(
     """
     composition, metered = make(), Metered(engine)
     codec = Counting(composition.codec)
-    bucket = blueprint.bucket(composition, density)
-    reducer = Reducer([bucket], replace(composition, codec=codec), metered)
+    reducer = reducer_of(replace(composition, codec=codec), spec, metered, density)
+    (bucket,) = reducer.buckets
     noise = heavy_tailed(bucket.numel, engine.rank).to(bucket.dtype)
     handled, seconds = [], []
     for step in range(WARMUP + STEPS):
@@ -148,7 +105,7 @@ def hand_over(bucket: Bucket, gradient: Tensor) -> None:
 
     Those copy the gradients of a dense bucket of several parameters, and no others.
     """
-    if bucket.schedule is None and len(bucket.members) > 1:
+    if bucket.spec.schedule is None and len(bucket.members) > 1:
         bucket.gradient.copy_(gradient)
     else:
         bucket.adopt(gradient)

@@ -13,7 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dgc.bucket_spec import BucketSpec
 from dgc.codec import Codec
+from dgc.compressors import Compressor
 from dgc.costmodel import Calibration, Line, rounds
 from dgc.exchanges import Exchange
 from dgc.planner.forecast import FREE, Costs, Forecast, Route, Timing
@@ -82,15 +84,12 @@ class Growth:
 class Part(NamedTuple):
     """A bucket, with the processor times of its path.
 
-    names: of its parameters. numel: its elements.
-    density: fraction of them that is sent after the warm-up; None if it is always dense.
+    spec: its contents.
     sparse: processor seconds by messages handled; dense: of the dense path, which handles none.
         Each is None if no number of workers needs it.
     """
 
-    names: Sequence[str]
-    numel: int
-    density: float | None
+    spec: BucketSpec
     sparse: Line | None
     dense: Line | None
 
@@ -107,6 +106,7 @@ class Measured:
     name: str
     exchange: Exchange
     codec: Codec
+    compressor: Compressor
     overlaps: bool
     optimizer: float
     parts: Sequence[Part]
@@ -131,8 +131,8 @@ def predict(
     passages = []
     for part in measured.parts:
         timing = Timing(arrivals, step.backward, costs(part, measured.growth, host, setting))
-        forecast = Forecast(timing, measured.exchange, measured.codec)
-        passages.append(forecast.passage(part.names, part.numel, part.density))
+        forecast = Forecast(timing, measured.exchange, measured.codec, measured.compressor)
+        passages.append(forecast.passage(part.spec))
     return end(passages, step.backward) + slowdown * measured.optimizer
 
 
@@ -189,13 +189,3 @@ def extrapolate(sizes: Sequence[int], values: Sequence[float], workers: int) -> 
 
     weights, *_ = np.linalg.lstsq(np.array([terms(size) for size in sizes]), values, rcond=None)
     return max(float(np.dot(terms(workers), weights)), 0.0)
-
-
-def fit(points: Sequence[tuple[float, float]]) -> Line:
-    """Fit a line through (x, seconds) by least squares, with no negative slope or offset."""
-    xs, ys = zip(*points, strict=True)
-    middle, mean = sum(xs) / len(xs), sum(ys) / len(ys)
-    width = sum((x - middle) ** 2 for x in xs)
-    each = sum((x - middle) * y for x, y in points) / width if width else 0.0
-    each = max(each, 0.0)
-    return Line(max(mean - each * middle, 0.0), each)

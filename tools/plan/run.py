@@ -14,7 +14,7 @@ from datasets import DatasetError
 from dgc import Composition
 from dgc.costmodel import Calibration
 from tools.cluster.rates import parse_rate
-from tools.harness.algorithms import DENSE
+from tools.harness.algorithms import DENSE, algorithm
 from tools.harness.cli import log
 from tools.harness.spec import write_json
 from tools.plan import calibration, check, gantt, report
@@ -165,14 +165,11 @@ def compare(
     torch.set_num_threads(table.threads)
     subject = of_workload(table.model, table.batch)
     bench = Bench(subject, [table.nodes])
-    candidates = [
-        Candidate(name, check.maker(row['row'], row.get('plan')))
-        for name, row in table.subjects.items()
-    ]
+    candidates = [check.candidate(name, row) for name, row in table.subjects.items()]
     measured, notes = survey(bench, candidates)
     for note in notes:
         log(note)
-    alone = bench.step.backward + bench.update(check.maker(DENSE)())
+    alone = bench.step.backward + bench.update(algorithm(DENSE))
     by_subject = {each.name: each for each in measured}
     cells = []
     for row in table.rows:

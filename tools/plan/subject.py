@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from dgc import DGCSGD, Composition
-from dgc.optimizer import trained
-from dgc.planner import Named
-from tools.harness.workloads import SGD_SETTINGS, WORKLOADS, loss, make_batches, make_model
+from dgc.planner import Plan, PlanRequest
+from dgc.wiring import spec_of, trained
+from tools.harness.workloads import WORKLOADS, loss, make_batches, make_model, sgd_for
 from utils.build import build_train_loader, parameter_groups, seed_everything, threads
 from utils.config import Config
 from utils.timing import closure
@@ -33,9 +33,11 @@ class Subject(NamedTuple):
     closure: Callable[[], Tensor]
     optimizer: Callable[[Composition], Optimizer]
 
-    def trained(self, composition: Composition) -> list[Named]:
-        """The parameters that the optimizer updates, for a planner."""
-        return trained(self.optimizer(composition), self.model.named_parameters())
+    def request(self, composition: Composition, saved: Plan | None = None) -> PlanRequest:
+        """What the composition's planner divides: the parameters that the optimizer updates."""
+        named = trained(self.optimizer(composition), self.model.named_parameters())
+        rules, schedule = composition.rules, composition.schedule
+        return PlanRequest([spec_of(each) for each in named], rules, schedule, saved=saved)
 
 
 def of_stack(configs: Config) -> Subject:
@@ -74,7 +76,6 @@ def of_workload(name: str, batch: int) -> Subject:
         return loss(model(inputs), targets)
 
     def optimizer(composition: Composition) -> Optimizer:
-        kind = DGCSGD if composition.memory.holds_momentum else SGD
-        return kind(model.parameters(), **SGD_SETTINGS)
+        return sgd_for(composition, model.parameters())
 
     return Subject(model, closure, optimizer)

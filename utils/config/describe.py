@@ -32,23 +32,23 @@ def describe(node: Config) -> list[Described]:
 def argument_lines(func: Callable[..., Any]) -> dict[str, str]:
     """The first sentence about each argument in the `Args:` or `Attributes:` of a docstring.
 
-    These sections are in Google style: `name: text`, or `name (type): text`, with continuation
-    lines indented further.
+    These sections are in Google style: `name: text`, `name (type): text`, or `one, other: text`,
+    with continuation lines indented further.
     """
     lines = (inspect.getdoc(func) or '').splitlines()
     heads = [i for i, line in enumerate(lines) if line in ('Args:', 'Attributes:')]
     if not heads:
         return {}
     found: dict[str, str] = {}
-    name = ''
+    names: list[str] = []
     for line in lines[heads[0] + 1 :]:
         if line and not line.startswith(' '):
             break
-        if match := re.match(r'    (\w+)(?: \(.*?\))?: *(.*)', line):
-            name = match[1]
-            found[name] = match[2]
-        elif name and line.strip():
-            found[name] = f'{found[name]} {line.strip()}'
+        if match := re.match(r'    ((?:\w+, )*\w+)(?: \(.*?\))?: *(.*)', line):
+            names = match[1].split(', ')
+            found |= dict.fromkeys(names, match[2])
+        elif names and line.strip():
+            found |= dict.fromkeys(names, f'{found[names[0]]} {line.strip()}')
     return {name: re.split(r'(?<=\.)\s', text)[0] for name, text in found.items()}
 
 

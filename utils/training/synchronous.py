@@ -6,6 +6,7 @@ import torch
 
 from dgc import Engine, engines
 from dgc.handshake import check_agreement, shake_hands
+from dgc.parameter_server import WorkerOptimizer
 from utils.agree import agreed
 from utils.build import aspects, build, threads
 from utils.checkpoint import Checkpoints, restore
@@ -59,16 +60,19 @@ def run_rank(engine: Engine, experiment: Experiment) -> None:
         say(engine, f'{source} has {epochs} already: there is nothing left to train')
         return
 
+    optimizer = parts.optimizer
+    assert not isinstance(optimizer, WorkerOptimizer)  # that of a parameter server
     log = start_log(folder, parts, configs, first if experiment.continues(folder) else None)
     checkpoints = Checkpoints(folder / 'checkpoints', engine.rank, engine.size)
     for epoch in range(first, configs.train.num_epochs):
         numbers = experiment.train_epoch(parts, configs, epoch, log)
-        numbers.update(experiment.evaluate(parts, configs))
+        with optimizer.agreed_parameters():
+            numbers.update(experiment.evaluate(parts, configs))
+            check_agreement(engine, parts.model.parameters())
         metric = numbers[configs.train.metric]
         improved = best is None or metric > best
         best = metric if improved else best
         log.epoch(epoch, numbers)
-        check_agreement(engine, parts.model.parameters())
         checkpoints.save(epoch, {**parts.state_dict(), 'epoch': epoch, 'best': best})
         engine.barrier()  # an older epoch is removed only once every rank has saved this one
         checkpoints.finish(epoch, improved)

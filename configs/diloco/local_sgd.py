@@ -1,0 +1,7 @@
+"""Local SGD: the parameters are averaged every 30 steps."""
+
+from utils.config import configs
+
+configs.train.averaging.lr = 1.0
+configs.train.averaging.momentum = 0.0
+configs.train.averaging.nesterov = False
