@@ -1,5 +1,7 @@
 """Uncompressed training: the baseline, and the first row of every table.
 
+In each step, on each rank:
+
 1. Sum the gradients over the ranks (all-reduce), divide by P.
 2. Take the optimizer's step.
 """

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dgc.bucket_spec import BucketSpec
 from dgc.codec import Codec
-from dgc.exchanges.base import DENSE_ONLY, Context, Exchange, Exchanged, Scale, starts_with_nan
+from dgc.exchanges.base import DENSE_ONLY, Context, Exchange, Exchanged, Scale
 from dgc.sparse import Payload, Sparse
 from dgc.state import Entries, OwnedSlice, owned_range
 
@@ -58,13 +58,15 @@ class CompressedAllReduce(Exchange):
             total += self._decode(received[source], context)
         owner_error: Tensor = context.state['owner_error']
         average = total.div_(size).add_(owner_error)
+        # Finite messages may add up to more than float32 holds; a NaN survives the coding.
+        average = average.where(average.isfinite(), torch.nan)
         message = self._encode(average, capacity, context)
         new_error = average - self._decode(message, context)
 
         # Gather.
         parts = [self._decode(each, context) for each in engine.all_gather(message)]
         result = Sparse(torch.cat(parts), None, selected.numel)
-        non_finite = starts_with_nan([result])
+        non_finite = bool(result.values.isnan().any())  # of any owner; alike on all ranks
         if not non_finite:
             owner_error.copy_(new_error)
         return Exchanged([result], error, scale=self.scale, non_finite=non_finite)

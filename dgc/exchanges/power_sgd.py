@@ -12,6 +12,7 @@ from torch import Tensor
 from dgc.bucket_spec import BucketSpec, MemberSpec
 from dgc.codec import Codec
 from dgc.exchanges.base import DENSE_ONLY, Context, Exchange, Exchanged, ring_bytes
+from dgc.nonfinite import finite
 from dgc.sparse import Payload, Sparse
 from dgc.state import Entries, PerParameter, Resize
 
@@ -69,7 +70,7 @@ class PowerSGD(Exchange):
         products = [matrices[name] @ factors[name] for name in low_rank]
         products += [matrices[name].clone() for name in as_is]
         sums = all_reduce_together(products, context)
-        if not all(bool(total.isfinite().all()) for total in sums):  # alike on all ranks
+        if not finite(*sums):  # alike on all ranks; on a GPU this waits for the device
             result = Sparse(bucket.total.fill_(torch.nan), None, selected.numel)
             return Exchanged([result], non_finite=True)
 
@@ -85,8 +86,8 @@ class PowerSGD(Exchange):
         totals = dict(zip(low_rank, sums_of_own, strict=True))
 
         # 4. The rank's own error, before the result overwrites what may be the same storage.
-        rounded = torch.zeros_like(selected.values)
-        for name, view in self._matrices(rounded, bucket.spec):
+        residual = torch.zeros_like(selected.values)
+        for name, view in self._matrices(residual, bucket.spec):
             if name in columns:
                 view.copy_(matrices[name] - columns[name] @ own[name].T)
         uncompressed = dict(zip(as_is, sums[len(low_rank) :], strict=True))
@@ -98,7 +99,7 @@ class PowerSGD(Exchange):
             else:
                 view.copy_(uncompressed[name])
         contributions = [Sparse(approximated, None, selected.numel)]
-        return Exchanged(contributions, Sparse(rounded, None, selected.numel))
+        return Exchanged(contributions, Sparse(residual, None, selected.numel))
 
     def bytes_sent(self, spec: BucketSpec, k: int, codec: Codec, world_size: int) -> float:
         """All-reduces of ``r·n`` and of ``r·m`` numbers of each matrix, and of the rest."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import torch
 from torch import Tensor
 
@@ -61,7 +63,8 @@ class RandomK(Exchange):
         device."""
         draws = context.state['draws']
         draws['count'] = count = draws.get('count', 0) + 1
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + count)
+        bucket = zlib.crc32(context.bucket.spec.names[0].encode())  # others draw others
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + count) ^ bucket)
         drawn = torch.randperm(selected.numel, generator=generator)[: context.k]
         return drawn.sort().values.to(selected.values.device)
 

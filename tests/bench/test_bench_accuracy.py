@@ -69,10 +69,10 @@ def test_rows_warm_up_for_two_epochs(name):
     trained = dgc.simulate(
         1, lambda engine: maker(name, 5)(make_model(WORKLOADS['digits']), engine, None)
     )[0]
-    ratios = {
-        bucket.schedule.at(step, 5)
+    densities = {
+        bucket.spec.schedule.at(step, 5)
         for bucket in trained.ours.reducer.buckets
         for step in (0, 5, 10, 100)
-        if bucket.schedule is not None
+        if bucket.spec.schedule is not None
     }
-    assert len(ratios) == 3 and min(ratios) == pytest.approx(0.01 if '1 %' in name else 0.001)
+    assert len(densities) == 3 and min(densities) == pytest.approx(0.01 if '1 %' in name else 0.001)

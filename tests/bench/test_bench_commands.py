@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.harness.algorithms import COMPOSITION_NAMES
+from tools.harness.algorithms import compositions
 
 ROOT = Path(__file__).parents[2]
 SHORT = ('--model', 'digits', '--batch', '2', '--rounds', '2', '--steps', '1')
@@ -89,7 +89,7 @@ def test_throughput_with_a_slow_worker(tmp_path):
 @pytest.mark.slow
 def test_step_measures_every_row_that_torchrun_can_start(tmp_path):
     file = tmp_path / 'rows.json'
-    names = ['compute', 'ddp', 'ddp fp16', *COMPOSITION_NAMES]
+    names = ['compute', 'ddp', 'ddp fp16', *compositions()]
     done = run('bench.step', *SHORT, '--only', ','.join(names), '--json', str(file))
     assert done.returncode == 0, done.stderr
     rows = {row['row']: row for row in json.loads(file.read_text())}

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from bench import exchange
-from bench.exchange_worker import Case, summarize
+from bench.exchange_worker import Case, is_upper_bound, summarize
 from dgc.costmodel import Network
 from tools.harness import figures
-from tools.harness.algorithms import ALIASES, EXCHANGE_NAMES, exchanges
+from tools.harness.algorithms import ALIASES, exchanges
 from tools.harness.exchange_probe import Step
 
 KEYS = {'exchange', 'engine', 'workers', 'messages', 'bytes', 'predicted_bytes', 'matches'}
@@ -45,9 +45,10 @@ def test_every_exchange_is_simulated_for_the_workers_that_it_can_serve(simulated
     cells = [(row['exchange'], row['workers'], row['rate']) for row in rows]
     unfit = {('spardl 4 teams', 2), ('spardl 4 teams', 3), ('hierarchical 2', 3)}
     unfit |= {('spardl 4 teams bruck', 2), ('spardl 4 teams bruck', 3)}
+    unfit |= {('spardl-teams', 3), ('spardl-bruck', 3)}
     assert cells == [
         (name, workers, rate)
-        for name in EXCHANGE_NAMES
+        for name in exchanges()
         for workers in (2, 3, 8)
         for rate in ('1gbit', '10gbit')
         if (name, workers) not in unfit
@@ -59,7 +60,7 @@ def test_closed_forms_are_what_was_counted(simulated):
     rows, _ = simulated
     assert [row['exchange'] for row in rows if row['matches'] is not True] == []
     for row in rows:
-        if row['exchange'] not in exchange.AT_MOST:
+        if not is_upper_bound(row['exchange']):
             assert row['bytes'] == pytest.approx(row['predicted_bytes'], abs=1)
 
 
@@ -74,6 +75,14 @@ def test_the_virtual_clock_goes_by_the_network(simulated, workers):
     for row in rows:
         if row['rate'] == '1gbit' and row['workers'] == workers and row['exchange'] in expected:
             assert row['virtual_ms'] == pytest.approx(1e3 * expected[row['exchange']])
+
+
+def test_bounds_are_of_exchanges_whose_bytes_depend_on_the_data():
+    assert [name for name in exchanges() if is_upper_bound(name)] == [
+        'spardl 4 teams bruck',
+        'spardl-bruck',
+        'oktopk',
+    ]
 
 
 def test_a_figure_is_drawn(simulated):
@@ -97,7 +106,7 @@ def test_real_processes_send_what_the_closed_forms_say(tmp_path):
     assert done.returncode == 0, done.stderr
     rows = json.loads(file.read_text())
     assert [row['exchange'] for row in rows] == [
-        name for name in EXCHANGE_NAMES if not name.startswith('spardl 4')
+        name for name in exchanges() if not name.startswith('spardl 4')
     ]
     for row in rows:
         assert row.keys() >= {*KEYS, 'ms'}
@@ -174,5 +183,5 @@ def test_bad_input_ends_with_2_and_says_why(given, message, capsys):
 
 def test_names_of_earlier_versions_stay_valid():
     earlier = exchange.parse(['--only', ','.join(ALIASES)])
-    assert earlier.names == list(ALIASES.values())
+    assert earlier.names == list(dict.fromkeys(ALIASES.values()))
     assert {*earlier.names} < {*exchanges()}

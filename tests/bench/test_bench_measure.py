@@ -8,7 +8,7 @@ import pytest
 
 import dgc
 from bench.measure import Contender, Plan, Track, plan, sent_by_kernel
-from bench.rows import ROWS, compute
+from bench.rows import all_rows, compute
 from tools.harness.workloads import WORKLOADS, make_batches, make_model
 
 WORKLOAD = WORKLOADS['digits']
@@ -44,7 +44,7 @@ def test_the_kernel_counts_what_an_interface_has_sent():
 def test_a_row_that_fails_on_one_rank_is_out_on_all_and_the_next_goes_on():
     def work(engine: dgc.Engine):
         track = Track(engine, make_batches(WORKLOAD, 2, engine.rank))
-        bad, good = Contender(ROWS[0]), Contender(ROWS[0])
+        bad, good = Contender(all_rows()[0]), Contender(all_rows()[0])
 
         def fail() -> None:
             if engine.rank == 1:

@@ -11,6 +11,7 @@ import torch
 
 import dgc
 from dgc import costmodel
+from dgc.algorithms import ALGORITHMS, Kind
 from dgc.bucket_spec import BucketSpec, ParameterSpec
 from dgc.codec import Codec
 from dgc.compressors import Dense, SampledTopK, TopK
@@ -19,7 +20,15 @@ from dgc.exchanges import AllGather, AllReduce, GTopK, Hierarchical, OkTopK, Spa
 from dgc.profile import Profile
 from tools.harness.algorithms import packed, training_exchanges
 from tools.plan import calibration, path
-from tools.plan.compositions import UnfitError, comparison, sizes, unfit, with_exchange
+from tools.plan.compositions import (
+    UnfitError,
+    comparison,
+    compresses,
+    selects,
+    sizes,
+    unfit,
+    with_exchange,
+)
 from tools.plan.counts import count, growth
 from tools.plan.path import dense_line, sparse_line
 from tools.plan.predict import (
@@ -55,7 +64,9 @@ class TestPrediction:
     step = Profile(forward=0.0, backward=10.0, arrivals={'late': 8.0, 'early': 5.0})
 
     def test_dense_by_hand(self):
-        part = part_of(['late', 'early'], numel=1000, density=None, sparse=None, dense=Line(0.5, 0.0))
+        part = part_of(
+            ['late', 'early'], numel=1000, density=None, sparse=None, dense=Line(0.5, 0.0)
+        )
         host = Calibration(Network(alpha=0.1, beta=0.0), processor=FREE, error=0.0)
         found = predict(measured([part]), self.step, host, Setting(4, 8e3, 0.4), slowdown=1.0)
         # 8000 · 3/4 = 6000 bytes at 1000 a second, in 6 rounds of 0.5 s; from 8 s on, when the
@@ -112,7 +123,9 @@ class TestPrediction:
         assert found == pytest.approx(10.5 + 1)
 
     def test_a_parameter_without_gradient_comes_at_the_end(self):
-        part = part_of(['early', 'unused'], numel=8, density=None, sparse=None, dense=Line(0.5, 0.0))
+        part = part_of(
+            ['early', 'unused'], numel=8, density=None, sparse=None, dense=Line(0.5, 0.0)
+        )
         found = predict(measured([part]), self.step, IDEAL, Setting(4, math.inf, 0.0), slowdown=1.0)
         assert found == pytest.approx(10.5 + 1)
 
@@ -284,6 +297,31 @@ class TestCompositions:
         assert isinstance(selects.compressor, Dense)
         back = with_exchange(lambda: selects, AllGather)()
         assert isinstance(back.compressor, SampledTopK)
+
+    @pytest.mark.parametrize(
+        'name', [name for name, each in ALGORITHMS.items() if each.kind is Kind.SYNCHRONOUS]
+    )
+    def test_every_algorithm_of_the_table_can_be_a_stack(self, name):
+        stack = ALGORITHMS[name].composition
+        candidates, notes = comparison(stack)
+        every = [each.make() for each in candidates]  # whose parts fit together
+        assert not any(each.planner.needs_timing for each in every)
+        assert any('at 0.1%' in note for note in notes) != selects(stack())
+        first, second, *others = [each.name for each in candidates]
+        assert first == 'dense' and len(others) > 5
+        assert second == ('yours' if compresses(stack()) else 'all-gather')
+
+    @pytest.mark.parametrize(
+        ('name', 'rounds'),
+        [('sign-sgd', 3), ('qsgd', 3), ('random-k', 6), ('power-sgd', 12), ('demo', 3)],
+    )
+    def test_other_messages_are_counted_and_measured(self, name, rounds):
+        make = ALGORITHMS[name].composition
+        counts = count(make, 4)
+        assert counts.rounds == rounds and counts.share == pytest.approx(1, abs=1e-3)
+        spec = BucketSpec.of_shape(200, 100, schedule=make().schedule)
+        handled, seconds = path.point(make, spec, 4, spec.density)
+        assert handled == counts.handled and 0 < seconds < 1
 
     def test_machines_stand_for_the_workers_inside_them(self):
         candidates, notes = comparison(partial(packed_with, lambda: Hierarchical(GTopK(), 2)))

@@ -272,7 +272,9 @@ class TestCommand:
         plan = json.loads(out.read_text())
         cells = {(c['bandwidth'], c['workers'], c['composition']): c for c in plan['predictions']}
         compared = ['dense', 'yours', *(n for n in training_exchanges() if n != 'all-gather')]
-        assert len(cells) == 2 * 2 * len(compared) and plan['calibration']['network']['alpha'] == 1e-5
+        assert (
+            len(cells) == 2 * 2 * len(compared) and plan['calibration']['network']['alpha'] == 1e-5
+        )
         assert all(0 < cell['efficiency'] <= 1 + 1e-9 for cell in cells.values())
         # 36,010 float32 numbers take longer than a step on a slow link, and nothing on a fast one.
         assert cells['1mbit', 2, 'yours']['ms'] < cells['1mbit', 2, 'dense']['ms']

@@ -105,7 +105,7 @@ def with_exchange(make: Make, exchange: Callable[[], Exchange]) -> Make:
     def made() -> Composition:
         composition, replacement = make(), exchange()
         compressor = composition.compressor
-        if compressor.payload not in replacement.accepts or replacement.selects:
+        if Payload.SPARSE not in replacement.accepts:
             compressor = Dense()
         elif compressor.payload is Payload.DENSE:
             compressor = SampledTopK()
