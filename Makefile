@@ -81,10 +81,11 @@ ifeq ($(ENGINE),horovod)
 endif
 	python -m pytest $(ARGS)
 
-lint: requirements ## check style (ruff) and types (mypy)
+lint: requirements ## check style (ruff), types (mypy) and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m tools.imports
 
 format: requirements ## rewrite the code in the project's style
 	$(BIN)/ruff check --fix .

@@ -1,0 +1,1 @@
+"""Checks that modules import downwards only: ``python -m tools.imports``."""

@@ -1,0 +1,41 @@
+"""The layers of the project, from the bottom up. A module may import its own layer and those below.
+
+docs/architecture.md draws them. Names are module prefixes; the longest match counts.
+"""
+
+LAYERS: tuple[tuple[str, ...], ...] = (
+    # Values, arithmetic and messages: no gradient, no communication.
+    ('dgc.schedule', 'dgc.sparse', 'dgc.timeline', 'dgc.profile'),
+    ('dgc.bucket_spec', 'dgc.rules', 'dgc.ops'),
+    ('dgc.state', 'dgc.codec', 'dgc.engines', 'dgc.costmodel', 'dgc.corrected', 'dgc.transforms'),
+    # The parts of a composition.
+    ('dgc.buckets', 'dgc.compressors', 'dgc.handshake'),
+    ('dgc.nonfinite', 'dgc.clipping', 'dgc.exchanges'),
+    ('dgc.memory', 'dgc.volume'),
+    ('dgc.planner',),
+    ('dgc.composition',),
+    # What runs them.
+    ('dgc.reducer', 'dgc.optim'),
+    ('dgc.calibration',),
+    ('dgc.wiring',),
+    ('dgc.sources', 'dgc.algorithms.table'),
+    ('dgc.parameter_server', 'dgc.algorithms'),
+    ('dgc.optimizer', 'dgc.local_steps', 'dgc.hooks'),
+    ('dgc',),
+    # The application.
+    ('models', 'datasets'),
+    ('utils',),
+    ('configs',),
+    ('train',),
+    # Tools and benchmarks.
+    ('tools.harness',),
+    ('tools',),
+    ('bench',),
+)
+
+# Library → the only modules of the package and the application that may import it.
+LIBRARIES: dict[str, tuple[str, ...]] = {
+    'horovod': ('dgc.engines',),
+    'torch.distributed': ('dgc.engines', 'dgc.hooks'),
+    'zmq': ('dgc.parameter_server.sockets',),
+}
