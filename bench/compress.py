@@ -164,12 +164,12 @@ def figures(row: Row, copies: Milliseconds, codec: Codec, threads: int) -> dict[
     }
 
 
-def table(results: Sequence[dict[str, Any]], numel: int, ratio: float, codec: Codec) -> str:
+def table(results: Sequence[dict[str, Any]], numel: int, density: float, codec: Codec) -> str:
     """A table for people."""
-    entropy = numel * (-ratio * math.log2(ratio) - (1 - ratio) * math.log2(1 - ratio))
+    entropy = -sum(share * math.log2(share) for share in (density, 1 - density) if share)  # bits/n
     title = (
-        f'{numel:,} float32 elements at a density of {ratio:g}; {codec.values} values, '
-        f'{codec.indices} indices (entropy of an index: {entropy / (numel * ratio):.2f} bits; a '
+        f'{numel:,} float32 elements at a density of {density:g}; {codec.values} values, '
+        f'{codec.indices} indices (entropy of an index: {entropy / density:.2f} bits; a '
         f'header takes {HEADER.size} bytes)'
     )
     head = (

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from dgc.schedule import DensitySchedule
 
@@ -110,6 +111,12 @@ class BucketSpec:
         begin = self.members[first].offset
         members = (each._replace(offset=each.offset - begin) for each in self.members[first:stop])
         return replace(self, members=tuple(members))
+
+    def views(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Yield each parameter's name and its view of ``flat[n]``, in the parameter's shape."""
+        for member in self.members:
+            values = flat[member.offset : member.offset + member.numel]
+            yield member.name, values.view(member.shape)
 
     @property
     def numel(self) -> int:

@@ -12,9 +12,10 @@ from torch.nn import Parameter
 
 from dgc import ops
 from dgc.bucket_spec import BucketSpec
+from dgc.bucket_state import BucketState
 from dgc.ops.reference import fill
 from dgc.sparse import Sparse
-from dgc.state import Elements, Entries, OwnedSlice, PerParameter, Values, copied, owned_range
+from dgc.state import Entries
 
 PARTS: dict[str, Entries] = {}  # of a bucket that no part keeps state for
 
@@ -52,11 +53,9 @@ class Bucket:
     Attributes:
         spec: The parameters' names and shapes, and the density over time.
         density: Of this step; None for uncompressed.
-        parts: Role of a part → what it keeps between steps, as declared.
         transformed: Float32 ``[n]`` while a transform's output is compressed; else None.
         members: The live parameters, in the order of the spec.
-        state: Role of a part → entry → tensor, dictionary of tensors, or dictionary of plain values
-            (see ``dgc.state``).
+        state: What the parts keep between steps.
     """
 
     def __init__(
@@ -83,8 +82,8 @@ class Bucket:
             Member(each.name, parameter, group, each.offset)
             for each, (parameter, group) in zip(spec.members, members, strict=True)
         ]
-        self.owned = owned_range(self.numel, rank, size)
         self._rank = rank
+        self._draws: dict[str, int] = {}  # where no codec's state is kept
         self._lent: dict[str, Tensor] = {}  # name → what autograd stored, flat
         self._taken: dict[str, tuple[Tensor, int]] = {}  # name → ``.grad`` and its version
         self._changed: set[str] = set()
@@ -92,24 +91,7 @@ class Bucket:
         self._wide = None  # the float32 sum, where gradients are of another type
         if self.dtype != torch.float32:
             self._wide = torch.zeros(self.numel, dtype=torch.float32, device=self.device)
-        self.parts = parts
-        self.state = {role: self._initial(entries) for role, entries in parts.items()}
-        self._seeds = self.state.get('codec', {}).get('draws', {})
-
-    def _initial(self, entries: Entries) -> dict[str, Any]:
-        """The state of one part before the first step."""
-        return {name: self._initial_entry(entry) for name, entry in entries.items()}
-
-    def _initial_entry(self, entry: Any) -> Any:
-        if isinstance(entry, Elements):
-            return torch.zeros(self.numel, dtype=torch.float32, device=self.device)
-        if isinstance(entry, OwnedSlice):
-            length = self.owned[1] - self.owned[0]
-            return torch.zeros(length, dtype=torch.float32, device=self.device)
-        if isinstance(entry, PerParameter):
-            tensors = {each.name: entry.initial(each) for each in self.spec.members}
-            return {name: t.to(self.device) for name, t in tensors.items() if t is not None}
-        return {}
+        self.state = BucketState(spec, parts, rank, size)
 
     @property
     def name(self) -> str:
@@ -123,7 +105,8 @@ class Bucket:
 
     def next_seed(self) -> int:
         """Return a seed for one stochastic encoding: another at each call, alike on resume."""
-        self._seeds['count'] = count = self._seeds.get('count', 0) + 1
+        draws = self.state.get('codec', {}).get('draws', self._draws)
+        draws['count'] = count = draws.get('count', 0) + 1
         return zlib.crc32(f'{self._rank} {count} {self.spec.names[0]}'.encode())
 
     @property
@@ -194,8 +177,7 @@ class Bucket:
 
     def views(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Yield each parameter's name and its view of ``flat[n]``, in the parameter's shape."""
-        for member in self.members:
-            yield member.name, part_of(flat, member.offset, member.parameter)
+        yield from self.spec.views(flat)
 
     def collect(self, member: Member) -> None:
         """Take what is in the parameter's ``.grad``; None counts as zeros."""
@@ -296,95 +278,6 @@ class Bucket:
         for contribution in contributions:
             contribution.add_to(total)
         return total.div_(divisor)
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return a copy of all parts' state: 4 bytes an element and ``Elements`` entry."""
-        return {role: copied(entries) for role, entries in self.state.items()}
-
-    def roll_back(self, snapshot: Mapping[str, Any]) -> None:
-        """Restore the state to ``snapshot``, in place."""
-        for role, entries in snapshot.items():
-            for name, saved in entries.items():
-                current = self.state[role][name]
-                if isinstance(saved, Tensor):
-                    current.copy_(saved)
-                else:
-                    current.clear()
-                    current.update(copied(saved))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return copies of all state, by parameter name.
-
-        Returns:
-            ``{role: {parameter: {entry: tensor}}}`` for tensors, and under ``'values'`` what
-            describes the bucket as a whole: ``{role: {entry: plain values}}``.
-        """
-        saved: dict[str, Any] = {'values': {}}
-        for role, entries in self.parts.items():
-            tensors = saved[role] = {member.name: {} for member in self.members}
-            for name, entry in entries.items():
-                held = self.state[role][name]
-                if isinstance(entry, Values):
-                    saved['values'].setdefault(role, {})[name] = copied(held)
-                elif isinstance(entry, PerParameter):
-                    for parameter, tensor in held.items():
-                        tensors[parameter][name] = tensor.clone()
-                else:
-                    flat = self._expanded(held) if isinstance(entry, OwnedSlice) else held
-                    for parameter, view in self.views(flat):
-                        tensors[parameter][name] = view.clone()
-        return saved
-
-    def load_state_dict(self, state: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` of any division into buckets gave.
-
-        Args:
-            state: ``{role: {parameter: {entry: tensor}}}``; an entry that is missing is set to its
-                initial value.
-            values: ``{role: {entry: plain values}}`` of a bucket of the same parameters; empty
-                where there was none, so that thresholds and the like start anew.
-
-        Raises:
-            ValueError: Where a saved tensor has another shape than the parameter.
-        """
-        for role, entries in self.parts.items():
-            saved = state.get(role, {})
-            for name, entry in entries.items():
-                held = self.state[role][name]
-                if isinstance(entry, Values):
-                    held.clear()
-                    held.update(copied(values.get(role, {}).get(name, {})))
-                elif isinstance(entry, PerParameter):
-                    for parameter, initial in self._initial_entry(entry).items():
-                        found = saved.get(parameter, {}).get(name)
-                        fits = found is not None and found.shape == initial.shape
-                        held[parameter].copy_(found if fits else initial)
-                elif isinstance(entry, OwnedSlice):
-                    flat = self._expanded(torch.zeros_like(held))
-                    self._load_flat(flat, name, saved)
-                    held.copy_(flat[slice(*self.owned)])
-                else:
-                    self._load_flat(held, name, saved)
-
-    def _load_flat(self, flat: Tensor, entry: str, saved: Mapping[str, Any]) -> None:
-        """Copy ``saved[parameter][entry]`` into each parameter's view of ``flat``."""
-        for parameter, view in self.views(flat):
-            found = saved.get(parameter, {}).get(entry)
-            if found is None:
-                view.zero_()
-            elif found.shape != view.shape:
-                raise ValueError(
-                    f'{entry} of {parameter} was saved with shape {tuple(found.shape)}, '
-                    f'the parameter has {tuple(view.shape)}'
-                )
-            else:
-                view.copy_(found)
-
-    def _expanded(self, owned: Tensor) -> Tensor:
-        """``[n]`` with ``owned`` in its place and zeros elsewhere."""
-        flat = torch.zeros(self.numel, dtype=torch.float32, device=self.device)
-        flat[slice(*self.owned)] = owned
-        return flat
 
 
 def part_of(flat: Tensor, offset: int, parameter: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ from dgc.compressors import Compressor, Dense
 from dgc.engines.base import Engine, Traffic
 from dgc.exchanges import AllReduce, Context, Exchange, Scale
 from dgc.nonfinite import NonFiniteGradientError, finite, non_finite_message, not_finite
+from dgc.saved_state import restore, save
 from dgc.sparse import Sparse, mean_of_contributors
-from dgc.state import ROLES, Resize
 
 
 @dataclass
@@ -169,29 +169,8 @@ class Reducer:
             self.progress.dense_sent += round(all_reduce.bytes_sent(*arguments))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that this rank's parts keep between steps.
-
-        Returns:
-            For each role ('memory', 'exchange', …) ``{parameter: {entry: tensor}}``; under
-            'buckets' the plain values that describe a bucket as a whole, with the names of its
-            parameters; under 'resize' what becomes of each entry at another world size (see
-            ``dgc.state.merge_states``).
-        """
-        state: dict[str, Any] = {role: {} for role in ROLES}
-        state['buckets'] = []
-        for bucket in self.buckets:
-            saved = bucket.state_dict()
-            values = saved.pop('values')
-            for role, tensors in saved.items():
-                state[role].update(tensors)
-            names = list(bucket.spec.names)
-            state['buckets'].append({'parameters': names, 'values': values})
-        state['resize'] = {role: {} for role in ROLES}
-        for bucket in self.buckets:
-            for role, entries in bucket.parts.items():
-                rules = {name: entry.resize.value for name, entry in entries.items()}
-                state['resize'][role].update(rules)
-        return state
+        """Return everything that this rank's parts keep between steps (``dgc.saved_state``)."""
+        return save([bucket.state for bucket in self.buckets])
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore what ``state_dict()`` gave, however the parameters were grouped then.
@@ -200,39 +179,7 @@ class Reducer:
             ValueError: Where a residual or momentum has no place here and would be lost.
         """
         self._abandon()
-        self._check_places(state_dict)
-        self._check_slices(state_dict)
-        values = {
-            tuple(saved['parameters']): saved['values'] for saved in state_dict.get('buckets', [])
-        }
-        for bucket in self.buckets:
-            bucket.load_state_dict(state_dict, values.get(bucket.spec.names, {}))
-
-    def _check_places(self, state_dict: Mapping[str, Any]) -> None:
-        """Raise ValueError where saved residuals have no place in this composition."""
-        places = {m.name: bucket.parts for bucket in self.buckets for m in bucket.members}
-        for role in ROLES:
-            rules = state_dict.get('resize', {}).get(role, {})
-            for name, entries in state_dict.get(role, {}).items():
-                for entry in entries.keys() - places.get(name, {}).get(role, {}).keys():
-                    if rules.get(entry, 'sum') in (Resize.SUM, Resize.OWNER_SLICE):
-                        raise ValueError(
-                            f'the saved {entry} of {name} would be lost: resume with the model and '
-                            f'the {role} that the state was saved with'
-                        )
-
-    def _check_slices(self, state_dict: Mapping[str, Any]) -> None:
-        """Raise ValueError where one rank's slices were cut for other buckets than these."""
-        rules = [rule for role in state_dict.get('resize', {}).values() for rule in role.values()]
-        is_complete = state_dict.get('has_all_slices') or self.engine.size == 1
-        if is_complete or Resize.OWNER_SLICE.value not in rules:
-            return
-        saved = [tuple(each['parameters']) for each in state_dict['buckets']]
-        if saved != [bucket.spec.names for bucket in self.buckets]:
-            raise ValueError(
-                'the state holds slices that this rank owned, of other buckets than those of this '
-                "run: merge all ranks' states (dgc.state.merge_states), or replay the saved plan"
-            )
+        restore([bucket.state for bucket in self.buckets], state_dict, self.engine.size)
 
     def _abandon(self) -> None:
         """Wait for the buckets of a step that did not come to its end, and undo the step."""
@@ -246,7 +193,7 @@ class Reducer:
     def _roll_back(self) -> None:
         """Restore the state of all parts to that before the step, where it was copied."""
         for index, snapshot in self._snapshots.items():
-            self.buckets[index].roll_back(snapshot)
+            self.buckets[index].state.roll_back(snapshot)
 
     def _submit_in_order(self) -> None:
         while len(self._pending) < len(self.buckets) and self._ready[len(self._pending)]:
@@ -260,7 +207,7 @@ class Reducer:
         with self._stream(bucket.device):
             gradients_complete.wait()
             if self.composition.nonfinite == 'skip':
-                self._snapshots[index] = bucket.snapshot()
+                self._snapshots[index] = bucket.state.snapshot()
             return self._process(bucket)
 
     def _stream(self, device: torch.device) -> AbstractContextManager[Any]:

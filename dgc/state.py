@@ -22,7 +22,7 @@ Each entry declares what becomes of it when a run resumes with another number of
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -78,75 +78,6 @@ ROLES = ('memory', 'compressor', 'exchange', 'transform', 'codec')
 def owned_range(numel: int, rank: int, size: int) -> tuple[int, int]:
     """Return the first and the last (exclusive) of the elements that ``rank`` of ``size`` owns."""
     return rank * numel // size, (rank + 1) * numel // size
-
-
-def merge_states(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[str, Any]:
-    """Compute one rank's state from those that another number of ranks saved.
-
-    Args:
-        states: ``Reducer.state_dict()`` of every old rank, in order of rank.
-        rank, size: Of the new rank, and the new world size.
-
-    Returns:
-        What ``Reducer.load_state_dict`` takes. Entries that are meaningful for one rank of the old
-        world size only are left out, and start anew.
-    """
-    old = len(states)
-    rules: Mapping[str, Mapping[str, str]] = states[0].get('resize') or older_rules(states[0])
-    if old == size:
-        # Which elements a rank owns depends on the division into buckets, which may differ.
-        own = {**states[rank], 'has_all_slices': True}
-        for role, entries in rules.items():
-            owned = [entry for entry, rule in entries.items() if rule == Resize.OWNER_SLICE]
-            own[role] = {name: dict(tensors) for name, tensors in own.get(role, {}).items()}
-            for entry in owned:
-                for tensors in own[role].values():
-                    tensors.pop(entry, None)
-                _add_up(own[role], role, entry, states, 1.0)
-        return own
-    merged: dict[str, Any] = {'resize': rules, 'buckets': [], 'has_all_slices': True}
-    for role in ROLES:
-        merged[role] = {}
-        for entry, rule in rules.get(role, {}).items():
-            if rule == Resize.SUM:
-                # A residual is divided by the world size when it is sent: new / old keeps its
-                # weight in the mean.
-                _add_up(merged[role], role, entry, states[rank::size], size / old)
-            elif rule == Resize.OWNER_SLICE:
-                _add_up(merged[role], role, entry, states, 1.0)
-            elif rule == Resize.REPLICATED:
-                _add_up(merged[role], role, entry, states[:1], 1.0)
-    for bucket in states[0].get('buckets', []):
-        values = {
-            role: {e: v for e, v in entries.items() if rules[role][e] == Resize.REPLICATED}
-            for role, entries in bucket['values'].items()
-        }
-        merged['buckets'].append({'parameters': bucket['parameters'], 'values': values})
-    return merged
-
-
-def older_rules(state: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return the rules of a state without them, from a version whose memories all added up."""
-    entries = {entry for tensors in state['memory'].values() for entry in tensors}
-    return {'memory': dict.fromkeys(sorted(entries), Resize.SUM.value)}
-
-
-def _add_up(
-    target: dict[str, dict[str, Tensor]],
-    role: str,
-    entry: str,
-    states: Sequence[Mapping[str, Any]],
-    scale: float,
-) -> None:
-    """``target[name][entry] = scale · Σ states[role][name][entry]``."""
-    for state in states:
-        for name, entries in state.get(role, {}).items():
-            if entry in entries:
-                scaled = entries[entry] * scale
-                of_parameter = target.setdefault(name, {})
-                of_parameter[entry] = (
-                    of_parameter[entry] + scaled if entry in of_parameter else scaled
-                )
 
 
 def copied(value: Any) -> Any:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from dgc.handshake import gather_text
-from dgc.state import merge_states
+from dgc.saved_state import merge_states
 from utils.build import Evaluated
 
 NAME = re.compile(r'e(\d+)\.r(\d+)of(\d+)\.pth')

@@ -241,7 +241,7 @@ def twin(bucket: Bucket) -> Bucket:
     """A bucket with the same contents and storage of its own."""
     other = copy.copy(bucket)
     other.adopt(torch.cat(bucket.pieces))
-    other.state = bucket.snapshot()
+    other.state = bucket.state.snapshot()
     return other
 
 

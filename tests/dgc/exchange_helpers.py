@@ -207,7 +207,7 @@ def bucket_for(
 ) -> Bucket:
     """A bucket of one parameter with this gradient, memory tensors, and the exchange's state."""
     like, engine = bucket_of(gradient, buffers, momentum, density=density), engine or LocalEngine()
-    parts = {**like.parts, 'exchange': exchange.state_for(like.spec)}
+    parts = {**like.state.parts, 'exchange': exchange.state_for(like.spec)}
     members = [(member.parameter, member.group) for member in like.members]
     bucket = Bucket(like.spec, members, parts, engine.rank, engine.size)
     bucket.gradient.copy_(gradient)

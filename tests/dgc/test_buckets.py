@@ -281,7 +281,7 @@ class TestState:
         for bucket in plan_buckets(named, exact(memory=Residual())):
             for name, view in bucket.views(bucket.buffers['residual']):
                 view.fill_(len(name))
-            saved['memory'].update(bucket.state_dict()['memory'])
+            saved['memory'].update(bucket.state.state_dict()['memory'])
         together = bucket_of(named, buffers=('residual',))
         together.load_state_dict(saved, {})
         for name, view in together.views(together.buffers['residual']):
@@ -289,14 +289,14 @@ class TestState:
 
     def test_it_is_a_copy(self):
         bucket = two()
-        state = bucket.state_dict()
+        state = bucket.state.state_dict()
         bucket.buffers['momentum'].fill_(1)
         assert not state['memory']['w']['momentum'].any()
 
     def test_what_was_not_saved_is_zero(self):
         bucket = two()
         bucket.buffers['momentum'].fill_(1)
-        bucket.load_state_dict({'memory': {'b': {'momentum': torch.full((4,), 2.0)}}}, {})
+        bucket.state.load_state_dict({'memory': {'b': {'momentum': torch.full((4,), 2.0)}}}, {})
         assert bucket.buffers['momentum'].tolist() == [0.0] * 6 + [2.0] * 4
 
     def test_another_shape_is_refused_by_name(self):
@@ -308,9 +308,9 @@ class TestSnapshot:
     def test_all_state_is_rolled_back_in_place(self):
         bucket = two()
         velocity = bucket.buffers['velocity'].fill_(2)
-        snapshot = bucket.snapshot()
+        snapshot = bucket.state.snapshot()
         velocity.fill_(torch.nan)
-        bucket.roll_back(snapshot)
+        bucket.state.roll_back(snapshot)
         assert bucket.buffers['velocity'] is velocity and velocity.tolist() == [2.0] * 10
 
     def test_a_snapshot_survives_being_rolled_back_to(self):
@@ -319,11 +319,11 @@ class TestSnapshot:
         spec = BucketSpec.of([spec_of(('w', parameter, {}))], SPARSE)
         bucket = Bucket(spec, [(parameter, {})], {'codec': {'draws': Values()}})
         first = bucket.next_seed()
-        snapshot = bucket.snapshot()
+        snapshot = bucket.state.snapshot()
         for _ in range(2):
             second = bucket.next_seed()
             bucket.next_seed()
-            bucket.roll_back(snapshot)
+            bucket.state.roll_back(snapshot)
         assert bucket.next_seed() == second != first
 
 

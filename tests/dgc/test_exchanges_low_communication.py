@@ -196,7 +196,7 @@ class TestEveryExchange:
         residuals = sum(one.residual.double() for one in steps[-1])
         for bucket in buckets:  # the owners' errors are in units of the mean
             if 'owner_error' in bucket.state['exchange']:
-                begin, end = bucket.owned
+                begin, end = bucket.state.owned
                 residuals[begin:end] += world_size * bucket.state['exchange']['owner_error']
         close(applied + residuals, given)
 
@@ -290,7 +290,7 @@ class TestEveryExchange:
             bucket, other = (bucket_of_shapes(each, engine) for each in (exchange, resumed))
             for of_ranks in gradients[:3]:
                 take_step(exchange, bucket, of_ranks[engine.rank].clone(), codec, engine)
-            state = bucket.state_dict()
+            state = bucket.state.state_dict()
             other.load_state_dict(state, state['values'])
             results = []
             for of_ranks in gradients[3:]:

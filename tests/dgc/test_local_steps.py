@@ -23,7 +23,7 @@ from dgc.local_steps import LocalSteps
 from dgc.memory import Residual
 from dgc.nonfinite import NonFiniteGradientError
 from dgc.planner import PerTensor
-from dgc.state import merge_states
+from dgc.saved_state import merge_states
 
 NESTEROV = {'lr': 0.7, 'momentum': 0.9, 'nesterov': True}
 ADAMW = {'lr': 0.02, 'betas': (0.9, 0.95), 'eps': 1e-8, 'weight_decay': 0.1}

@@ -20,6 +20,7 @@ from dgc.compressors import TopK
 from dgc.memory import Residual
 from dgc.planner import PerTensor, Whole
 from dgc.reducer import Reducer
+from dgc.saved_state import merge_states
 from dgc.schedule import DensitySchedule
 from dgc.state import (
     ROLES,
@@ -29,7 +30,6 @@ from dgc.state import (
     Resize,
     Values,
     copied,
-    merge_states,
     owned_range,
 )
 from dgc.wiring import spec_of
@@ -98,7 +98,7 @@ def filled(reducer, rank=0, replicated=('momentum', 'Q')):
                         torch.arange(m.parameter.numel()) + number(m.name, entry)
                         for m in bucket.members
                     ])  # fmt: skip
-                    held.copy_(flat[slice(*bucket.owned)])
+                    held.copy_(flat[slice(*bucket.state.owned)])
                 elif isinstance(held, torch.Tensor):
                     for name, view in bucket.views(held):
                         view.view(-1).copy_(torch.arange(view.numel()) + number(name, entry, whose))
@@ -470,4 +470,4 @@ class TestInTraining:
 def test_a_composition_s_buckets_are_saved_with_all_their_roles():
     buckets = plan_buckets(parameters(), dgc.deep_gradient_compression(0.02))
     for bucket in buckets:
-        assert bucket.state_dict().keys() <= {*ROLES, 'values'}
+        assert bucket.state.state_dict().keys() <= {*ROLES, 'values'}

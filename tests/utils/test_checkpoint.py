@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dgc
-from dgc.state import merge_states
+from dgc.saved_state import merge_states
 from utils.checkpoint import CheckpointError, Checkpoints, plain, restore
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -115,8 +116,6 @@ def packed(density: float = DENSITY, **settings: Any) -> Composition:
 
 def own_settings(name: str, density: float) -> Composition:
     """An algorithm with its own settings; its messages are packed where they are sparse."""
-    from dataclasses import replace
-
     from dgc.codec import Codec
     from dgc.sparse import Payload
 

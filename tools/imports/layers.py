@@ -9,7 +9,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ('dgc.bucket_spec', 'dgc.rules', 'dgc.ops'),
     ('dgc.state', 'dgc.codec', 'dgc.engines', 'dgc.costmodel', 'dgc.corrected', 'dgc.transforms'),
     # The parts of a composition.
-    ('dgc.buckets', 'dgc.compressors', 'dgc.handshake'),
+    ('dgc.bucket_state', 'dgc.buckets', 'dgc.saved_state', 'dgc.compressors', 'dgc.handshake'),
     ('dgc.nonfinite', 'dgc.clipping', 'dgc.exchanges'),
     ('dgc.memory', 'dgc.volume'),
     ('dgc.planner',),

@@ -1,0 +1,145 @@
+"""The state that a composition's parts keep of one bucket, allocated, saved and restored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dgc.bucket_spec import BucketSpec
+from dgc.state import (
+    Elements,
+    Entries,
+    Entry,
+    OwnedSlice,
+    PerParameter,
+    Values,
+    copied,
+    owned_range,
+)
+
+
+class BucketState(dict[str, dict[str, Any]]):
+    """Role of a part → entry → a tensor, a dictionary of tensors, or one of plain values.
+
+    Attributes:
+        parts: Role of a part → what it keeps between steps, as declared (see ``dgc.state``).
+        spec: The bucket.
+        owned: The range of ``[n]`` that this rank owns.
+    """
+
+    def __init__(
+        self, spec: BucketSpec, parts: Mapping[str, Entries], rank: int = 0, size: int = 1
+    ) -> None:
+        """Allocate what ``parts`` declare, for a bucket, this rank and this world size."""
+        self.parts = parts
+        self.owned = owned_range(spec.numel, rank, size)
+        self.spec = spec
+        super().__init__(
+            {
+                role: {name: self._initial(entry) for name, entry in entries.items()}
+                for role, entries in parts.items()
+            }
+        )
+
+    def _initial(self, entry: Entry) -> Any:
+        """The value of an entry before the first step."""
+        spec = self.spec
+        if isinstance(entry, Values):
+            return {}
+        if isinstance(entry, PerParameter):
+            tensors = {member.name: entry.initial(member) for member in spec.members}
+            return {name: t.to(spec.device) for name, t in tensors.items() if t is not None}
+        length = spec.numel if isinstance(entry, Elements) else self.owned[1] - self.owned[0]
+        return torch.zeros(length, dtype=torch.float32, device=spec.device)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return a copy of all parts' state: 4 bytes an element and ``Elements`` entry."""
+        return {role: copied(entries) for role, entries in self.items()}
+
+    def roll_back(self, snapshot: Mapping[str, Any]) -> None:
+        """Restore the state to ``snapshot``, in place."""
+        for role, entries in snapshot.items():
+            for name, saved in entries.items():
+                current = self[role][name]
+                if isinstance(saved, Tensor):
+                    current.copy_(saved)
+                else:
+                    current.clear()
+                    current.update(copied(saved))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return copies of all state, by parameter name.
+
+        Returns:
+            ``{role: {parameter: {entry: tensor}}}`` for tensors, and under ``'values'`` what
+            describes the bucket as a whole: ``{role: {entry: plain values}}``.
+        """
+        saved: dict[str, Any] = {'values': {}}
+        for role, entries in self.parts.items():
+            tensors = saved[role] = {name: {} for name in self.spec.names}
+            for name, entry in entries.items():
+                held = self[role][name]
+                if isinstance(entry, Values):
+                    saved['values'].setdefault(role, {})[name] = copied(held)
+                elif isinstance(entry, PerParameter):
+                    for parameter, tensor in held.items():
+                        tensors[parameter][name] = tensor.clone()
+                else:
+                    flat = self._expanded(held) if isinstance(entry, OwnedSlice) else held
+                    for parameter, view in self.spec.views(flat):
+                        tensors[parameter][name] = view.clone()
+        return saved
+
+    def load_state_dict(self, state: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Restore what ``state_dict`` of any division into buckets gave.
+
+        Args:
+            state: ``{role: {parameter: {entry: tensor}}}``; an entry that is missing is set to its
+                initial value.
+            values: ``{role: {entry: plain values}}`` of a bucket of the same parameters; empty
+                where there was none, so that thresholds and the like start anew.
+
+        Raises:
+            ValueError: Where a saved tensor has another shape than the parameter.
+        """
+        for role, entries in self.parts.items():
+            saved = state.get(role, {})
+            for name, entry in entries.items():
+                held = self[role][name]
+                if isinstance(entry, Values):
+                    held.clear()
+                    held.update(copied(values.get(role, {}).get(name, {})))
+                elif isinstance(entry, PerParameter):
+                    for parameter, initial in self._initial(entry).items():
+                        found = saved.get(parameter, {}).get(name)
+                        fits = found is not None and found.shape == initial.shape
+                        held[parameter].copy_(found if fits else initial)
+                elif isinstance(entry, OwnedSlice):
+                    flat = self._expanded(torch.zeros_like(held))
+                    self._load_flat(flat, name, saved)
+                    held.copy_(flat[slice(*self.owned)])
+                else:
+                    self._load_flat(held, name, saved)
+
+    def _load_flat(self, flat: Tensor, entry: str, saved: Mapping[str, Any]) -> None:
+        """Copy ``saved[parameter][entry]`` into each parameter's view of ``flat``."""
+        for parameter, view in self.spec.views(flat):
+            found = saved.get(parameter, {}).get(entry)
+            if found is None:
+                view.zero_()
+            elif found.shape != view.shape:
+                raise ValueError(
+                    f'{entry} of {parameter} was saved with shape {tuple(found.shape)}, '
+                    f'the parameter has {tuple(view.shape)}'
+                )
+            else:
+                view.copy_(found)
+
+    def _expanded(self, owned: Tensor) -> Tensor:
+        """``[n]`` with ``owned`` in its place and zeros elsewhere."""
+        flat = torch.zeros(self.spec.numel, dtype=torch.float32, device=self.spec.device)
+        flat[slice(*self.owned)] = owned
+        return flat
