@@ -166,7 +166,8 @@ def figures(row: Row, copies: Milliseconds, codec: Codec, threads: int) -> dict[
 
 def table(results: Sequence[dict[str, Any]], numel: int, density: float, codec: Codec) -> str:
     """A table for people."""
-    entropy = -sum(share * math.log2(share) for share in (density, 1 - density) if share)  # bits/n
+    shares = [share for share in (density, 1 - density) if share]
+    entropy = sum(share * -math.log2(share) for share in shares)  # bits per element of the tensor
     title = (
         f'{numel:,} float32 elements at a density of {density:g}; {codec.values} values, '
         f'{codec.indices} indices (entropy of an index: {entropy / density:.2f} bits; a '

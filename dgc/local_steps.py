@@ -20,7 +20,7 @@ from dgc.composition import Composition, describe
 from dgc.engines import Engine, create
 from dgc.handshake import broadcast_tensors
 from dgc.reducer import Progress
-from dgc.sources import Movement
+from dgc.sources import Movement, check_trained
 from dgc.wiring import check, groups_of, regroup, wire
 
 
@@ -94,6 +94,8 @@ class LocalSteps(Optimizer):
         self.steps = 0
         self._rounds_per_epoch = epoch or 1
         self.source = Movement(self.reducer)
+        self._names = {parameter: name for name, parameter in named}
+        self._wrapped = {member.parameter for member in self.source.members}
         self._handles = [
             inner.register_load_state_dict_post_hook(lambda _: self._share()),
             outer.register_load_state_dict_post_hook(
@@ -104,6 +106,11 @@ class LocalSteps(Optimizer):
     def _share(self) -> None:
         self.param_groups = self.inner.param_groups
         self.state = self.inner.state
+
+    def detach(self) -> None:
+        """Remove the hooks from both optimizers, to wrap them again."""
+        while self._handles:
+            self._handles.pop().remove()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one inner step and, after every H of them, the outer step.
@@ -117,10 +124,9 @@ class LocalSteps(Optimizer):
         """
         loss = self.inner.step(closure)
         self.steps += 1
+        self.reducer.count_local_step()
         if self.steps % self.every == 0:
             self.synchronize()
-        else:
-            self.reducer.count_local_step()
         return loss
 
     def synchronize(self) -> bool:
@@ -132,16 +138,31 @@ class LocalSteps(Optimizer):
         """
         rounds = -(-self.steps // self.every) - 1
         self.reducer.set_densities(max(rounds, 0), self._rounds_per_epoch)
+        check_trained(self.inner, self._wrapped, self._names)
+        progress = self.reducer.progress
+        counted = progress.steps, progress.dense_sent
         self.source.finish()
         try:
             usable = self.reducer.synchronize()
             if usable:
                 self.outer.step()
+            else:
+                self._reset_inner()
         finally:
+            progress.steps, progress.dense_sent = counted  # step() counts inner steps
             for bucket in self.reducer.buckets:
                 bucket.zero()
         self.source.begin()
         return usable
+
+    def _reset_inner(self) -> None:
+        """Discard the inner optimizer's state where it is not finite on this rank: from θ_s, its
+        momentum would make every later movement non-finite too."""
+        for held in self.inner.state.values():
+            tensors = (t for t in held.values() if isinstance(t, Tensor) and t.is_floating_point())
+            if not all(bool(tensor.isfinite().all()) for tensor in tensors):
+                self.inner.state.clear()
+                return
 
     @contextmanager
     def agreed_parameters(self) -> Iterator[None]:

@@ -139,8 +139,8 @@ class Reducer:
         self._ready = [True] * len(self.buckets)
         if self.composition.clipping is not None and not self.composition.overlaps:
             self.composition.clipping.clip(self.buckets, self.engine)
-        self._submit_in_order()
         try:
+            self._submit_in_order()
             outcomes = [future.result() for future in self._pending]
         except BaseException:  # the engine failed, perhaps since another rank is gone
             self._abandon()
@@ -184,6 +184,9 @@ class Reducer:
     def _abandon(self) -> None:
         """Wait for the buckets of a step that did not come to its end, and undo the step."""
         wait(self._pending)
+        for device, stream in self._streams.items():
+            # What was queued may still read and write the state that is restored below.
+            torch.cuda.current_stream(device).wait_stream(stream)
         self._pending = []
         self._ready = [False] * len(self.buckets)
         self._failures.clear()

@@ -8,7 +8,7 @@ source applies it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 
 import torch
@@ -112,31 +112,12 @@ class GradientHooks(Source):
 
     def finish(self) -> None:
         """Take zeros for parameters that had no gradient."""
-        self._check_trained()
+        check_trained(self._optimizer, self._passes, self._names)
         for bucket in self._reducer.buckets:
             for member in bucket.members:
                 if not self._passes[member.parameter]:
                     bucket.collect(member)
         self._is_open = False
-
-    def _check_trained(self) -> None:
-        """The parameters that are trained must be those that were wrapped."""
-        new = [
-            self._names.get(p, f'a parameter {tuple(p.shape)} that was added')
-            for p in groups_of(self._optimizer)
-            if p.grad is not None and p.numel() and p not in self._passes
-        ]
-        if new:
-            raise RuntimeError(
-                f'{", ".join(new)} was not trained when the optimizer was wrapped, so its gradient '
-                "is this rank's alone: detach() and wrap it again after unfreezing or adding"
-            )
-        frozen = [self._names[p] for p in self._passes if not p.requires_grad]
-        if frozen:
-            raise RuntimeError(
-                f'{", ".join(frozen)} was trained when the optimizer was wrapped, and its residual '
-                'would still move it: detach() and wrap it again after freezing'
-            )
 
     def check_result(self) -> None:
         """Called when no other thread writes gradients any more."""
@@ -190,3 +171,31 @@ class Movement(Source):
                 member.parameter.grad = agreed - member.parameter
                 bucket.collect(member)
                 member.parameter.copy_(agreed)
+
+
+def check_trained(
+    optimizer: Optimizer, wrapped: Collection[Parameter], names: Mapping[Parameter, str]
+) -> None:
+    """Raise RuntimeError where the parameters that are trained are not those that were wrapped.
+
+    Args:
+        optimizer: Whose parameters are looked at.
+        wrapped: The parameters that the ranks average.
+        names: Parameter → name, of the whole model.
+    """
+    new = [
+        names.get(p, f'a parameter {tuple(p.shape)} that was added')
+        for p in groups_of(optimizer)
+        if p.grad is not None and p.numel() and p not in wrapped
+    ]
+    if new:
+        raise RuntimeError(
+            f'{", ".join(new)} was not trained when the optimizer was wrapped, so its gradient '
+            "is this rank's alone: detach() and wrap it again after unfreezing or adding"
+        )
+    frozen = [names[p] for p in wrapped if not p.requires_grad]
+    if frozen:
+        raise RuntimeError(
+            f'{", ".join(frozen)} was trained when the optimizer was wrapped, and its residual '
+            'would still move it: detach() and wrap it again after freezing'
+        )

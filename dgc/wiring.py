@@ -82,8 +82,9 @@ def wire(
     """
     device = named[0][1].device
     aspects = describe_parameters(named, configuration) | composition.fingerprint(steps_per_epoch)
-    shake_hands(engine, aspects | dict(agreed or {}), device)
     parameters = trained(optimizer, named)
+    aspects['which parameters are trained'] = '\n'.join(name for name, _, _ in parameters)
+    shake_hands(engine, aspects | dict(agreed or {}), device)
     if not parameters:
         raise ValueError('no parameter needs a gradient: there is nothing to train')
     # Before planning, since bytes may depend on how many ranks a machine has.

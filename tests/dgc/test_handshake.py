@@ -192,6 +192,20 @@ def test_ranks_of_different_compositions_do_not_begin(make, aspect):
     dgc.simulate(2, worker)
 
 
+@pytest.mark.parametrize('frozen', [1, 4])
+def test_ranks_that_train_different_parameters_do_not_begin(frozen):
+    """Also where one trains nothing, which would leave the others waiting for it."""
+
+    def worker(engine):
+        named = parameters()
+        for _, parameter in named[: frozen * engine.rank]:
+            parameter.requires_grad_(False)
+        with pytest.raises(HandshakeError, match='differ in which parameters are trained'):
+            wrap(named, dgc.dense(), engine)
+
+    dgc.simulate(2, worker)
+
+
 def test_epochs_of_different_length_do_not_begin_where_the_density_goes_by_them():
     def worker(engine):
         wrap(parameters(), exact(), engine, steps_per_epoch=3 + engine.rank)

@@ -321,6 +321,28 @@ class TestNonFinite:
             assert_same(ours[1], theirs[1])
             assert_same(ours[0].reducer.state_dict(), theirs[0].reducer.state_dict())
 
+    def test_an_inner_state_that_is_not_finite_is_discarded_where_it_is(self):
+        """Else every later movement of that rank would be non-finite, and all would skip it."""
+
+        def worker(engine):
+            named = parameters()
+            composition = dgc.dense(nonfinite='skip')
+            optimizer = local(named, engine, composition, every=3, inner='adamw')
+            moves, held = [], []
+            for step in range(12):
+                before = agreed(optimizer, named)
+                optimizer.zero_grad()
+                scale = math.nan if (engine.rank, step) == (1, 4) else 1.0
+                (torch.tensor(scale) * loss(named, engine.rank, step)).backward()
+                optimizer.step()
+                if step % 3 == 2:
+                    moves.append(not all(map(torch.equal, before, values(named))))
+                    held.append(bool(optimizer.inner.state))
+            return moves, held
+
+        moves = [True, False, True, True]
+        assert dgc.simulate(2, worker) == [(moves, [True] * 4), (moves, moves)]
+
     def test_synchronize_returns_whether_the_round_counts(self):
         def worker(engine):
             named = parameters()
@@ -624,6 +646,17 @@ class TestProgress:
             else:
                 assert one_round < dense
 
+    def test_a_round_within_the_inner_steps_counts_no_further_step(self):
+        def worker(engine):
+            named = parameters()
+            optimizer = local(named, engine, every=4)
+            train(optimizer, named, range(6), engine.rank)
+            optimizer.synchronize()
+            dense = sum(round(ring_bytes(b.numel, engine.size)) for b in optimizer.buckets)
+            return optimizer.progress.steps, optimizer.progress.dense_sent / dense
+
+        assert dgc.simulate(2, worker) == [(6, 6)] * 2
+
     def test_inner_steps_send_nothing(self):
         def worker(engine):
             named = parameters()
@@ -689,6 +722,33 @@ class TestLoops:
             return {name for name, p in named if not torch.equal(p, before[name])}
 
         assert dgc.simulate(2, worker) == [{'wide.weight'}] * 2
+
+    def test_a_parameter_unfrozen_after_wrapping_is_refused(self):
+        """It would move on each rank by itself, and never be averaged."""
+        late = Parameter(torch.zeros(3), requires_grad=False)
+        named = [*parameters(), ('late', late)]
+        optimizer = local(named, every=2)
+        late.requires_grad = True
+        with pytest.raises(RuntimeError, match='late was not trained when'):
+            train(optimizer, named, range(2))
+
+    def test_a_parameter_frozen_after_wrapping_is_refused(self):
+        named = parameters()
+        optimizer = local(named, composition=dgc_like(), every=2)
+        train(optimizer, named, range(2))
+        named[0][1].requires_grad_(False)
+        with pytest.raises(RuntimeError, match=r'wide\.weight was trained when'):
+            train(optimizer, named, range(2, 4))
+
+    def test_detached_optimizers_can_be_wrapped_again(self):
+        named = parameters()
+        first = local(named)
+        first.detach()
+        second = LocalSteps(first.inner, first.outer, named, engine=LocalEngine(), every=1)
+        train(second, named, range(2))
+        second.load_state_dict(second.state_dict())
+        assert first.progress.steps == 0
+        assert second.progress.steps == 2
 
     def test_channels_last_changes_nothing(self):
         def run(memory_format):

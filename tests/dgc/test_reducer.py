@@ -230,6 +230,30 @@ def test_with_skip_a_step_in_which_the_engine_fails_leaves_all_state_as_before(m
         assert_same(ours[:2], theirs[:2])
 
 
+def test_with_skip_a_step_that_cannot_be_submitted_leaves_all_state_as_before():
+    """The engine is closed after the first bucket."""
+
+    class Closing(LocalEngine):
+        jobs = None
+
+        def submit(self, job):
+            if self.jobs == 1:
+                raise dgc.EngineError('the engine is closed')
+            self.jobs = None if self.jobs is None else self.jobs + 1
+            return super().submit(job)
+
+    named, engine = parameters(), Closing()
+    optimizer = wrap(named, exact(nonfinite='skip'), engine)
+    train(optimizer, named, 3)
+    before = copy.deepcopy(optimizer.state_dict())
+    for _, parameter in named:
+        parameter.grad = None
+    engine.jobs = 0
+    with pytest.raises(dgc.EngineError, match='is closed'):
+        optimizer.step()
+    assert_same(optimizer.state_dict(), before)
+
+
 def fail_at_call(engine, number):
     """Let this call of a collective fail, counted from now."""
     calls, call = itertools.count(), type(engine)._call
