@@ -17,6 +17,8 @@ from tools.cluster import Cluster, ClusterError
 settings.register_profile('no deadline', deadline=None)
 settings.load_profile('no deadline')
 
+STARTING = ('train', 'bench', 'tools')  # folders of tests that start processes
+
 
 @cache
 def why_no_cluster() -> str:
@@ -40,6 +42,11 @@ def group_of(item: pytest.Item) -> str:
     return 'trained' if 'trained' in getattr(item, 'fixturenames', ()) else item.path.name
 
 
+def starts_processes(item: pytest.Item) -> bool:
+    """Whether a test is likely to take seconds."""
+    return item.path.parent.name in STARTING or bool(item.get_closest_marker('xdist_group'))
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Bring the tests of a group together, and the groups that start processes to the front.
@@ -49,10 +56,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
         groups.setdefault(group_of(item), []).append(item)
+    order = sorted(groups.values(), key=lambda members: not any(map(starts_processes, members)))
     for name, members in groups.items():
         for item in members:
             item.add_marker(pytest.mark.xdist_group(name))
-    order = sorted(groups.values(), key=lambda members: 'tests/dgc' in str(members[-1].path))
     items[:] = [item for members in order for item in members]
 
 

@@ -155,7 +155,7 @@ def test_one_process(case, tmp_path):
 def of_two_ranks(worlds, tmp_path) -> Callable[..., str]:
     """The one line that two ranks of a torchrun print between them for some words."""
 
-    def told(*words: str) -> str:
+    def line_of(*words: str) -> str:
         runs = tmp_path / 'runs'
         ends = worlds('torchrun', 2).run('launching:in_world', '--runs', str(runs), *words)
         assert [done.code for done in ends] == [2, 2]
@@ -163,7 +163,7 @@ def of_two_ranks(worlds, tmp_path) -> Callable[..., str]:
         (line,) = [line for done in ends for line in done.complaints]
         return line
 
-    return told
+    return line_of
 
 
 two_ranks = pytest.mark.xdist_group('torchrun 2')
