@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+from collections.abc import Iterator
 from functools import cache
 
 import pytest
+from grouping import (  # hooks  # noqa: F401
+    pytest_collection_modifyitems,
+    pytest_configure_node,
+    pytest_xdist_make_scheduler,
+)
 from hypothesis import settings
+from worlds import Worlds
 
 from tools.cluster import Cluster, ClusterError
 
@@ -33,3 +40,11 @@ def pytest_runtest_setup(item):
         pytest.skip('Horovod is not installed: make horovod')
     if 'mpi' in needs and shutil.which('mpirun') is None:
         pytest.skip('mpirun is not installed')
+
+
+@pytest.fixture(scope='session')
+def worlds() -> Iterator[Worlds]:
+    """Real processes by launcher and number, started once for all tests that ask them."""
+    started = Worlds()
+    yield started
+    started.close()

@@ -1,15 +1,11 @@
-"""One process of test_hooks: DDP with our hook beside DDP without, and beside our optimizer.
+"""Cases of test_hooks: DDP with our hook beside DDP without, and beside our optimizer.
 
-    torchrun python ddp_worker.py FOLDER
-
-writes the results of rank r to FOLDER/r.pth.
+They run on the default group of two torch ranks, which the engine of the world has made.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -111,18 +107,18 @@ def uncompressed() -> dgc.Composition:
     return dgc.deep_gradient_compression(1.0)
 
 
-if __name__ == '__main__':
-    torch.set_num_threads(1)
-    dist.init_process_group('gloo')
-    results = {
-        'ddp': with_ddp(6, None),
-        'hook, uncompressed': with_ddp(6, uncompressed),
-        'hook': with_ddp(6, sparse),
-        'hook resumed': with_ddp(6, sparse, resume_at=3),
-        'optimizer': with_optimizer(6, sparse),
-        'empty': with_an_empty_parameter(),
-        'momentum': momentum_after_loading(),
-        'refusal': refusal(),
-    }
-    torch.save(results, Path(sys.argv[1]) / f'{dist.get_rank()}.pth')
-    dist.destroy_process_group()
+CASES = {
+    'ddp': lambda: with_ddp(6, None),
+    'hook, uncompressed': lambda: with_ddp(6, uncompressed),
+    'hook': lambda: with_ddp(6, sparse),
+    'hook resumed': lambda: with_ddp(6, sparse, resume_at=3),
+    'optimizer': lambda: with_optimizer(6, sparse),
+    'empty': with_an_empty_parameter,
+    'momentum': momentum_after_loading,
+    'refusal': refusal,
+}
+
+
+def run(engine: dgc.Engine, case: str) -> Any:
+    """The result of a case on this rank."""
+    return CASES[case]()

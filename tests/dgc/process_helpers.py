@@ -1,35 +1,21 @@
-"""Starting one of the workers beside the tests under a real launcher."""
+"""Starting one of the workers beside the tests in processes of its own, under a real launcher."""
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
+from worlds import LAUNCHERS, environment
+
 HERE = Path(__file__).parent
-LAUNCHERS = {
-    'horovodrun': ['horovodrun', '--gloo', '-np', '{size}', sys.executable],
-    'mpirun': ['mpirun', '--oversubscribe', '-mca', 'mpi_yield_when_idle', '1',
-               '-np', '{size}', sys.executable],
-    'torchrun': [sys.executable, '-m', 'torch.distributed.run', '--standalone',
-                 '--nproc-per-node', '{size}'],
-}  # fmt: skip
 
 
 def start(launcher: str, size: int, worker: str, *arguments: str) -> str:
-    """What ``size`` processes of a file in this folder say on stdout; asserts that they succeed."""
+    """What ``size`` processes of a file in this folder write to stdout; they must succeed."""
     command = [word.format(size=size) for word in LAUNCHERS[launcher]]
-    environment = os.environ | {
-        'PYTHONPATH': f'{HERE.parent.parent}{os.pathsep}{HERE}',
-        'PATH': f'{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}',
-        'OMP_NUM_THREADS': '1',
-        'OMPI_ALLOW_RUN_AS_ROOT': '1',
-        'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1',
-    }
     done = subprocess.run(
         [*command, str(HERE / worker), *arguments],
-        env=environment,
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=240,

@@ -1,38 +1,29 @@
-"""One real process of test_real_processes: every composition of the table, and every collective.
-
-    LAUNCHER python real_worker.py FOLDER
-
-writes the results of rank r to FOLDER/r.pth.
-"""
+"""Cases for real processes: training with a composition of the table, and every collective."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import torch
 from dgc_helpers import parameters, train, values, wrap
-from test_properties import TABLE, fits, momenta
+from test_properties import TABLE, momenta
 from torch import Tensor
 
 import dgc
-from dgc import engines
 
 STEPS = 5
 
 
-def compositions(engine: dgc.Engine) -> dict[str, list[Tensor]]:
-    """The parameters after a few steps, with momentum where a row has a rule for it, by row."""
-    results = {}
-    for name, row in TABLE.items():
-        if not fits(name, engine.size):
-            continue
-        named = parameters()
-        momentum = max(momentum for momentum, _ in momenta(name))
-        optimizer = wrap(named, row.make(), engine, momentum=momentum, steps_per_epoch=3)
-        train(optimizer, named, STEPS, engine.rank)
-        results[name] = values(named)
-    return results
+def place(engine: dgc.Engine) -> dict[str, int]:
+    """Where a rank is."""
+    return {'rank': engine.rank, 'size': engine.size, 'local_size': engine.local_size}
+
+
+def composition(engine: dgc.Engine, row: str) -> list[Tensor]:
+    """The parameters after a few steps, with momentum where a row has a rule for it."""
+    named = parameters()
+    momentum = max(momentum for momentum, _ in momenta(row))
+    optimizer = wrap(named, TABLE[row].make(), engine, momentum=momentum, steps_per_epoch=3)
+    train(optimizer, named, STEPS, engine.rank)
+    return values(named)
 
 
 def collectives(engine: dgc.Engine) -> dict[str, Tensor]:
@@ -52,18 +43,3 @@ def collectives(engine: dgc.Engine) -> dict[str, Tensor]:
     results['one way'] = torch.zeros(0) if one_way is None else one_way
     engine.barrier()
     return results
-
-
-def work(engine: dgc.Engine) -> dict[str, dict]:
-    """All results of one rank."""
-    return {
-        'compositions': compositions(engine),
-        'collectives': collectives(engine),
-        'world': {'rank': engine.rank, 'size': engine.size, 'local_size': engine.local_size},
-    }
-
-
-if __name__ == '__main__':
-    torch.set_num_threads(1)
-    results = engines.run(work)
-    torch.save(results, Path(sys.argv[1]) / f'{results["world"]["rank"]}.pth')

@@ -1,4 +1,8 @@
-"""The table of compositions on real processes: they train as the simulated engine does."""
+"""The table of compositions on real processes: they train as the simulated engine does.
+
+The product of rows, launchers and sizes is covered by pairs: a fault that needs one row under one
+launcher with one size, and none of these pairs, would be missed.
+"""
 
 from __future__ import annotations
 
@@ -8,74 +12,73 @@ from functools import cache
 
 import pytest
 import torch
-from process_helpers import LAUNCHERS, start
-from real_worker import collectives, work
+from pairwise import by_pairs
+from real_worker import collectives, composition
 from test_properties import TABLE, fits
+from worlds import World
 
 import dgc
 
 # SparDL's PRES and LRES are in the table.
 pytestmark = pytest.mark.filterwarnings('ignore:.*loses part of what it cuts')
-HOROVOD = importlib.util.find_spec('horovod') is not None
-MARKS = {
-    'horovodrun': [pytest.mark.horovod, pytest.mark.skipif(not HOROVOD, reason='no Horovod')],
-    'mpirun': [
-        pytest.mark.mpi,
-        pytest.mark.skipif(not HOROVOD or not shutil.which('mpirun'), reason='no MPI'),
-    ],
-    'torchrun': [],
-}
-WORLDS = [
-    pytest.param((name, size), marks=MARKS[name], id=f'{name} {size}')
-    for name in LAUNCHERS
-    for size in (2, 3, 4)
+
+MARKS = {'horovodrun': ['horovod'], 'mpirun': ['horovod', 'mpi'], 'torchrun': []}
+SIZES = (2, 3, 4)
+# Pairs are covered by the launchers that are here: those of a missing one would only be skipped.
+HERE = [
+    launcher
+    for launcher in MARKS
+    if launcher == 'torchrun' or importlib.util.find_spec('horovod')
+    if launcher != 'mpirun' or shutil.which('mpirun')
 ]
+NAMES, CASES = by_pairs(
+    {'launcher': HERE, 'size': SIZES, 'row': TABLE}, lambda row, size: fits(row, size)
+)
 
 
-@pytest.fixture(scope='module', params=WORLDS)
-def world(request, tmp_path_factory) -> list[dict]:
-    """Each rank's results, under one launcher."""
-    name, size = request.param
-    folder = tmp_path_factory.mktemp(name)
-    start(name, size, 'real_worker.py', str(folder))
-    return [torch.load(folder / f'{rank}.pth', weights_only=True) for rank in range(size)]
+def marked(launcher: str, *others: object) -> object:
+    """Values of parameters with what the launcher needs, and one xdist worker for each world."""
+    group = pytest.mark.xdist_group(' '.join(map(str, (launcher, others[0]))))
+    marks = [group, *(getattr(pytest.mark, name) for name in MARKS[launcher])]
+    return pytest.param(launcher, *others, marks=marks)
+
+
+every_world = pytest.mark.parametrize(
+    ('launcher', 'size'), [marked(launcher, size) for launcher in MARKS for size in SIZES]
+)
+
+
+@pytest.fixture
+def world(worlds, launcher, size) -> World:
+    return worlds(launcher, size)
 
 
 @cache
-def simulated(size: int) -> list[dict]:
-    """The same on the simulated engine."""
-    return dgc.simulate(size, work)
+def simulated(size: int, row: str) -> list:
+    """The parameters of rank 0 on the simulated engine."""
+    return dgc.simulate(size, lambda engine: composition(engine, row))[0]
 
 
-def test_ranks_are_those_of_the_launcher(world):
-    places = [rank['world'] for rank in world]
-    assert places == [
-        {'rank': rank, 'size': len(world), 'local_size': len(world)} for rank in range(len(world))
+@every_world
+def test_ranks_are_those_of_the_launcher(world, size):
+    assert world.run('real_worker:place') == [
+        {'rank': rank, 'size': size, 'local_size': size} for rank in range(size)
     ]
 
 
-@pytest.fixture(params=TABLE)
-def row(request, world) -> str:
-    """Every row whose exchange serves so many ranks."""
-    if not fits(request.param, len(world)):
-        pytest.skip(f'does not serve {len(world)} ranks')
-    return request.param
+@every_world
+def test_collectives_give_the_same_on_every_engine(world, size):
+    expected = dgc.simulate(size, collectives)
+    for ours, theirs in zip(world.run('real_worker:collectives'), expected, strict=True):
+        assert ours.keys() == theirs.keys()
+        for name, result in ours.items():
+            assert torch.equal(result, theirs[name]), name
 
 
-def test_ranks_agree_bit_for_bit(world, row):
-    first, *others = (rank['compositions'][row] for rank in world)
+@pytest.mark.parametrize(NAMES, [marked(*case) for case in sorted(CASES)])
+def test_ranks_agree_bit_for_bit_and_train_as_simulated_ones(world, size, row):
+    first, *others = world.run('real_worker:composition', row)
     for other in others:
         assert all(map(torch.equal, other, first))
-
-
-def test_real_processes_train_as_simulated_ones(world, row):
-    expected = simulated(len(world))[0]['compositions'][row]
-    for ours, theirs in zip(world[0]['compositions'][row], expected, strict=True):
+    for ours, theirs in zip(first, simulated(size, row), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-
-
-def test_collectives_give_the_same_on_every_engine(world):
-    expected = dgc.simulate(len(world), collectives)
-    for rank, theirs in zip(world, expected, strict=True):
-        for name, result in rank['collectives'].items():
-            assert torch.equal(result, theirs[name]), name

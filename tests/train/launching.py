@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import worlds
 
 ROOT = Path(__file__).parents[2]
 PYTHON = sys.executable
@@ -28,7 +29,11 @@ BIN = Path(PYTHON).parent
 DGC = [f'configs/dgc/{name}.py' for name in ('wm5', 'fp16', 'int32')]
 DIGITS = ['--configs', 'configs/digits/cnn.py', *DGC, '--devices', 'cpu']
 EPOCHS, BATCH = 3, 64  # of the runs that many tests look at: few steps, since some engines are slow
-LAUNCHED = re.compile(r'(HOROVOD|OMPI|PMIX|SLURM|TORCHELASTIC)_|(RANK|WORLD_SIZE|MASTER_ADDR)$')
+OPTIONS = {
+    'OMPI_MCA_mpi_yield_when_idle': '1',  # ranks may well outnumber the cores here
+    'OMPI_MCA_rmaps_base_oversubscribe': '1',
+    'CUDA_VISIBLE_DEVICES': '',
+}
 PREFIX = re.compile(r'^(\[\d+(,\d+)?\]<std(out|err)>:)+')  # of horovodrun, before each line
 
 LAUNCHERS = {
@@ -64,18 +69,9 @@ class Done:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Our own, as if no launcher had started us, with one thread a worker."""
-    ours = {name: value for name, value in os.environ.items() if not LAUNCHED.match(name)}
-    return ours | {
-        'PATH': f'{BIN}{os.pathsep}{os.environ["PATH"]}',
-        'OMP_NUM_THREADS': '1',
-        'OMPI_ALLOW_RUN_AS_ROOT': '1',
-        'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1',
-        'OMPI_MCA_mpi_yield_when_idle': '1',  # workers may well outnumber the cores here
-        'OMPI_MCA_rmaps_base_oversubscribe': '1',
-        'CUDA_VISIBLE_DEVICES': '',
-        **more,
-    }
+    """That of worlds without the path of the tests, and without a GPU."""
+    ours = worlds.environment(**OPTIONS) | more
+    return {name: value for name, value in ours.items() if name != 'PYTHONPATH'}
 
 
 def command(words: Sequence[str | Path], timeout: float = 240, **variables: str) -> Done:
@@ -124,6 +120,14 @@ def here(*arguments: str | Path) -> Done:
         except SystemExit as error:
             code = int(error.code or 0)
     return Done(code, output.getvalue())
+
+
+def in_world(engine: Any, *arguments: str | Path) -> Done:
+    """train.py as a case of a world (worlds.py), whose ranks and default group it uses."""
+    from utils import launch
+
+    launch.PATIENCE = 0.0  # no launcher ends the other ranks after a failure
+    return here(*arguments)
 
 
 @contextlib.contextmanager

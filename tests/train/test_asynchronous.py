@@ -114,12 +114,15 @@ def test_the_servers_checkpoint_is_evaluated_in_one_process(launched):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group('torchrun 5')
 @pytest.mark.parametrize('mode', MODES)
-def test_four_workers_reach_97_percent(mode, tmp_path):
-    words = [BIN / 'torchrun', '--standalone', '--nproc-per-node', '5', 'train.py', '--configs']
-    words += ['configs/digits/cnn.py', f'configs/dgs/{mode}.py', '--devices', 'cpu']
-    done = command([*words, '--runs', tmp_path / 'runs'], timeout=280)
-    run = only_run(tmp_path / 'runs', done)
+def test_four_workers_reach_97_percent(worlds, mode, tmp_path):
+    """The runs follow each other in the same five processes, one of which serves."""
+    words = ['--configs', 'configs/digits/cnn.py', f'configs/dgs/{mode}.py', '--devices', 'cpu']
+    words += ['--runs', str(tmp_path / 'runs')]
+    ends = worlds('torchrun', 5).run('launching:in_world', *words, seconds=280)
+    assert [done.code for done in ends] == [0] * 5, [done.output for done in ends]
+    run = only_run(tmp_path / 'runs', ends[0])
     assert max(line['acc/test_top1'] for line in run.metrics) >= 97
 
 

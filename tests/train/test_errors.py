@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 
 import pytest
-from launching import DIGITS, LAUNCHERS, ROOT, SIMULATED, Done, command, here, launch
+from launching import DIGITS, SIMULATED, here, launch
 
 CIFAR = ['--configs', 'configs/cifar/resnet20.py', '--devices', 'cpu']
 TRAIN = '--configs.train'
@@ -152,41 +152,38 @@ def test_one_process(case, tmp_path):
     assert not list(tmp_path.iterdir())  # nothing is left of what did not begin
 
 
-@pytest.fixture(scope='module')
-def of_two_ranks(tmp_path_factory) -> list[dict[str, list]]:
-    """Exit code and output of every case, by rank, under one torchrun."""
-    folder = tmp_path_factory.mktemp('errors')
-    runs = ['--runs', str(folder / 'runs')]
-    cases = {name: [*runs, *words] for name, (words, _) in CASES.items()}
-    cases['simulated under a launcher'] = [*runs, *DIGITS, *SIMULATED, '2']
-    (folder / 'cases.json').write_text(json.dumps(cases))
-    script = ROOT / 'tests/train/in_turn.py'
-    done = command([*LAUNCHERS['torchrun'], script, folder / 'cases.json', folder])
-    assert done.code == 0, done.output
-    assert not (folder / 'runs').exists()
-    return [json.loads((folder / f'{rank}.json').read_text()) for rank in range(2)]
+@pytest.fixture
+def of_two_ranks(worlds, tmp_path) -> Callable[..., str]:
+    """The one line that two ranks of a torchrun print between them for some words."""
+
+    def line_of(*words: str) -> str:
+        runs = tmp_path / 'runs'
+        ends = worlds('torchrun', 2).run('launching:in_world', '--runs', str(runs), *words)
+        assert [done.code for done in ends] == [2, 2]
+        assert not runs.exists()
+        (line,) = [line for done in ends for line in done.complaints]
+        return line
+
+    return line_of
 
 
-def told(of_ranks: list[dict[str, list]], case: str) -> str:
-    """The one line that the ranks print between them."""
-    ends = [Done(*results[case]) for results in of_ranks]
-    assert [done.code for done in ends] == [2, 2]
-    (line,) = [line for done in ends for line in done.complaints]
-    return line
+two_ranks = pytest.mark.xdist_group('torchrun 2')
 
 
+@two_ranks
 @pytest.mark.slow
 @pytest.mark.parametrize('case', CASES)
 def test_two_ranks(of_two_ranks, case):
-    line = told(of_two_ranks, case)
-    assert matches(line, CASES[case][1]), line
+    words, pattern = CASES[case]
+    line = of_two_ranks(*words)
+    assert matches(line, pattern), line
 
 
+@two_ranks
 @pytest.mark.slow
 def test_a_simulation_is_not_run_twice_by_a_launcher(of_two_ranks):
-    assert 'engine simulated runs all workers in one process' in told(
-        of_two_ranks, 'simulated under a launcher'
-    )
+    line = of_two_ranks(*DIGITS, *SIMULATED, '2')
+    assert 'engine simulated runs all workers in one process' in line
 
 
 @pytest.mark.slow

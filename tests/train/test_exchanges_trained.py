@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from launching import PYTHON, SIMULATED, Run, command, only_run
+from launching import SIMULATED, Run, here, only_run
 
 STACKS = {
     'gtopk': ['dgc/fp16', 'gtopk/wm4'],
@@ -17,14 +17,12 @@ STACKS = {
     'hierarchical': ['dgc/wm5', 'hierarchical/gtopk', 'hierarchical/two'],
     'chunk': ['dgc/wm5', 'chunk/chunk16'],
 }
-TORCHRUN = ['torchrun', '--standalone', '--nproc-per-node', '4']
-SIMULATION = [*SIMULATED, '4']
 STEPS = 10
 
 every = pytest.mark.parametrize('stack', STACKS.values(), ids=STACKS)
 
 
-def train(folder: Path, stack: Sequence[str], start: Sequence[str], more: Sequence[str]) -> Run:
+def words(folder: Path, stack: Sequence[str]) -> list[str]:
     """One epoch of eleven steps of the digits, the ratio at its end from the second step on."""
     files = [f'configs/{name}.py' for name in ('digits/cnn', *stack)]
     settings = {
@@ -35,12 +33,9 @@ def train(folder: Path, stack: Sequence[str], start: Sequence[str], more: Sequen
         'train.compression.warmup_coeff': [0.1],
         'train.compression.warmup_stage_steps': 2,
     }
-    words = [f'--configs.{name}={value}' for name, value in settings.items()]
-    done = command(
-        [*start, 'train.py', '--configs', *files, *words, '--devices', 'cpu', '--suffix', '.x',
-         '--runs', folder, *more]
-    )  # fmt: skip
-    return only_run(folder, done)
+    changed = [f'--configs.{name}={value}' for name, value in settings.items()]
+    options = ['--devices', 'cpu', '--suffix', '.x', '--runs', str(folder)]
+    return ['--configs', *files, *changed, *options]
 
 
 def losses(run: Run) -> list[float]:
@@ -49,13 +44,17 @@ def losses(run: Run) -> list[float]:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group('torchrun 4')
 @every
-def test_real_processes_train_as_simulated_ones_which_do_it_alike_each_time(tmp_path, stack):
-    once, again = (
-        train(tmp_path / name, stack, [PYTHON], SIMULATION) for name in ('once', 'again')
-    )
-    real = train(tmp_path / 'real', stack, TORCHRUN, [])
-    assert len(losses(once)) == STEPS
-    assert losses(once) == losses(again)
-    assert losses(real) == pytest.approx(losses(once), rel=1e-4)
-    assert once.metrics[0]['ratio'] < 0.2
+def test_real_processes_train_as_simulated_ones_which_do_it_alike_each_time(
+    worlds, tmp_path, stack
+):
+    """Once here and again in another process: what differs from process to process shows too."""
+    real, once, again = (tmp_path / name for name in ('real', 'once', 'again'))
+    first = only_run(once, here(*words(once, stack), *SIMULATED, '4'))
+    other = worlds('python', 1).run('launching:in_world', *words(again, stack), *SIMULATED, '4')
+    ranks = worlds('torchrun', 4).run('launching:in_world', *words(real, stack))
+    assert len(losses(first)) == STEPS
+    assert losses(first) == losses(only_run(again, other[0]))
+    assert losses(only_run(real, ranks[0])) == pytest.approx(losses(first), rel=1e-4)
+    assert first.metrics[0]['ratio'] < 0.2

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from launching import PYTHON, SIMULATED, Done, Run, command, only_run
+from launching import SIMULATED, Done, Run, here, only_run
 
 STACKS = {
     'omgs': ['dgc/wm5', 'omgs/merged'],
@@ -23,10 +23,9 @@ REPLAY = [
 def train(folder: Path, stack: Sequence[str], more: Sequence[str | Path] = ()) -> Done:
     """One epoch of the digits, among two simulated workers."""
     files = [f'configs/{name}.py' for name in ('digits/cnn', *stack)]
-    return command(
-        [PYTHON, 'train.py', '--configs', *files, *more, *SIMULATED, '2', '--devices', 'cpu',
-         '--configs.train.num_epochs=1', '--configs.train.batch_size=64', '--runs', folder]
-    )  # fmt: skip
+    settings = ['--configs.train.num_epochs=1', '--configs.train.batch_size=64']
+    options = [*SIMULATED, '2', '--devices', 'cpu', '--runs', folder]
+    return here('--configs', *files, *more, *settings, *options)
 
 
 def plan_of(run: Run) -> list[dict]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -10,14 +9,10 @@ import pytest
 import torch
 from launching import (
     DIGITS,
-    EPOCHS,
-    LAUNCHERS,
-    ROOT,
     SIMULATED,
     Done,
     Run,
     assert_same,
-    command,
     here,
     only_run,
 )
@@ -289,21 +284,21 @@ def test_rank_0s_file_is_enough_to_evaluate(copied, tmp_path):
 
 
 @pytest.mark.slow
-def test_resuming_under_torchrun_is_an_unbroken_run(trained, tmp_path):
-    """Two starts, both inside one torchrun, against the three epochs of test_started."""
-    unbroken = trained('torchrun')
-    words = [*DIGITS, '--runs', str(tmp_path / 'runs'), *BATCH]
-    epochs = '--configs.train.num_epochs'
-    cases = {'2': [*words, epochs, '2'], '3': [*words, epochs, str(EPOCHS), '--resume']}
-    (tmp_path / 'cases.json').write_text(json.dumps(cases))
-    script = ROOT / 'tests/train/in_turn.py'
-    done = command([*LAUNCHERS['torchrun'], script, tmp_path / 'cases.json', tmp_path])
-    run = only_run(tmp_path / 'runs', done)
-    codes = [json.loads((tmp_path / f'{rank}.json').read_text()) for rank in range(2)]
-    assert [[end[0] for end in results.values()] for results in codes] == [[0, 0], [0, 0]]
-    assert run.results == unbroken.results
+@pytest.mark.xdist_group('torchrun 2')
+def test_resuming_under_torchrun_is_an_unbroken_run(worlds, tmp_path):
+    """Three epochs at once, and two and one more, all inside one torchrun."""
+
+    def ends(runs: Path, *words: str | Path) -> list[Done]:
+        words = (*DIGITS, '--runs', runs, *BATCH, '--configs.train.num_epochs', *words)
+        return worlds('torchrun', 2).run('launching:in_world', *words)
+
+    unbroken, resumed = tmp_path / 'unbroken', tmp_path / 'resumed'
+    results = [ends(unbroken, '3'), ends(resumed, '2'), ends(resumed, '3', '--resume')]
+    assert [[done.code for done in ranks] for ranks in results] == [[0, 0]] * 3
+    straight, run = only_run(unbroken, results[0][0]), only_run(resumed, results[2][0])
+    assert run.results == straight.results
     for rank in range(2):
-        assert_same(run.checkpoint(2, rank), unbroken.checkpoint(2, rank))
+        assert_same(run.checkpoint(2, rank), straight.checkpoint(2, rank))
 
 
 # ---------------------------------------------------------------- batches per step

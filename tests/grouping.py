@@ -1,0 +1,79 @@
+"""Groups of tests: each runs in one process, in order, when pytest-xdist shares the tests.
+
+xdist's own `loadgroup` writes the group into a test's nodeid, which pytest 9.2 does not read. So
+the workers leave a map from nodeid to group in a file, and the scheduler reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+
+STARTING = ('train', 'bench', 'tools')  # folders of tests that start processes
+FOLDER = pytest.StashKey[tempfile.TemporaryDirectory]()
+
+
+def group_of(item: pytest.Item) -> str:
+    """The name of the tests that run one after another in one process, with this one among them.
+
+    They share a world of processes, a training run or the machine's network namespaces; other tests
+    share what their file makes for the whole module.
+    """
+    if mark := item.get_closest_marker('xdist_group'):
+        return mark.args[0]
+    if item.get_closest_marker('namespaces'):
+        return 'namespaces'
+    return 'trained' if 'trained' in getattr(item, 'fixturenames', ()) else item.path.name
+
+
+def starts_processes(item: pytest.Item) -> bool:
+    """Whether a test is likely to take seconds."""
+    return item.path.parent.name in STARTING or bool(item.get_closest_marker('xdist_group'))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Bring the tests of a group together, and the groups that start processes to the front.
+
+    Two workers take groups from the front, so a long one at the end would leave one of them idle.
+    """
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        groups.setdefault(group_of(item), []).append(item)
+    order = sorted(groups.values(), key=lambda members: not any(map(starts_processes, members)))
+    items[:] = [item for members in order for item in members]
+    if file := getattr(config, 'workerinput', {}).get('groups'):
+        names = {item.nodeid: name for name, members in groups.items() for item in members}
+        partial = Path(f'{file}.{os.getpid()}')
+        partial.write_text(json.dumps(names))
+        partial.replace(file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node) -> None:
+    """Tell each worker where the map goes; all write the same one."""
+    stash = node.config.stash
+    folder = stash.setdefault(FOLDER, tempfile.TemporaryDirectory(prefix='groups'))
+    node.workerinput['groups'] = str(Path(folder.name) / 'groups.json')
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    """A scheduler by our groups in the place of `--dist loadgroup`."""
+    if config.getvalue('dist') != 'loadgroup':
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        @cached_property
+        def names(self) -> dict[str, str]:
+            return json.loads((Path(config.stash[FOLDER].name) / 'groups.json').read_text())
+
+        def _split_scope(self, nodeid: str) -> str:
+            return self.names[nodeid]
+
+    return ByGroup(config, log)
