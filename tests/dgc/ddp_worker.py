@@ -5,6 +5,7 @@ They run on the default group of two torch ranks, which the engine of the world 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
