@@ -48,3 +48,14 @@ def worlds() -> Iterator[Worlds]:
     started = Worlds()
     yield started
     started.close()
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """An id without an address, where pytest would print one: processes must collect the same."""
+    if ' at 0x' not in repr(val):
+        return None
+    if isinstance(val, dict):
+        return ' '.join(
+            f'{key}={pytest_make_parametrize_id(item) or item!r}' for key, item in val.items()
+        )
+    return getattr(val, '__name__', type(val).__name__)

@@ -1,0 +1,19 @@
+"""Error feedback: what each rank keeps of its gradients, one memory a file."""
+
+from dgc.memory.averaged_momentum import AveragedMomentum
+from dgc.memory.base import Memory
+from dgc.memory.decoupled_momentum import DecoupledMomentum
+from dgc.memory.momentum_correction import MomentumCorrection
+from dgc.memory.none import NoMemory
+from dgc.memory.residual import Residual
+from dgc.memory.sa_momentum import SAMomentum
+
+__all__ = [
+    'AveragedMomentum',
+    'DecoupledMomentum',
+    'Memory',
+    'MomentumCorrection',
+    'NoMemory',
+    'Residual',
+    'SAMomentum',
+]

@@ -1,0 +1,112 @@
+"""Error feedback: what each rank keeps of its gradients and adds to later ones.
+
+A memory is a rule without storage: its float32 tensors ``[n]`` live in the bucket, which saves them
+by parameter name. ``select`` makes the message of a step in two parts, which a fused kernel may do
+in one pass over memory:
+
+    compensate   corrected = residual (or velocity) + gradient
+    compress     selected = the part of it that is sent
+
+After the exchange, ``update`` makes the residual of the next step:
+
+    remove_sent  what was delivered leaves the residual
+    add_error    quantization error and truncation error return to it
+
+Removal obeys, bit for bit: sent + residual = corrected. SAMomentum has a law of its own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from dgc.bucket_spec import BucketSpec
+from dgc.buckets import Bucket
+from dgc.compressors.base import Compressor
+from dgc.corrected import Corrected
+from dgc.exchanges.base import Exchanged
+from dgc.ops import Update
+from dgc.schedule import DensitySchedule
+from dgc.sparse import Sparse
+from dgc.state import Elements, Entries
+
+
+class Memory(ABC):
+    """The error feedback of one rank.
+
+    Attributes:
+        buffers: Names of the float32 tensors ``[n]`` that a bucket holds for this memory.
+        holds_momentum: The velocity is kept here, so the optimizer must not apply momentum again.
+        feeds_back: What is not sent, and what coding rounds off, is added to a later message.
+    """
+
+    buffers: tuple[str, ...] = ()
+    holds_momentum = False
+    feeds_back = True
+
+    def state_for(self, spec: BucketSpec) -> Entries:
+        """Declare the tensors of ``buffers``; ranks' residuals add up."""
+        return {name: Elements() for name in self.buffers}
+
+    def check(self, momentum: float, nesterov: bool) -> None:
+        """Raise ValueError where this memory has no rule for an optimizer's momentum."""
+
+    def check_optimizer(self, optimizer: Optimizer, schedule: DensitySchedule) -> None:
+        """Raise ValueError where the result of the exchange means nothing to ``optimizer``."""
+
+    @abstractmethod
+    def compensate(self, bucket: Bucket) -> Tensor:
+        """Add the bucket's gradient to the residual; return the sum, float32 ``[n]``."""
+
+    @abstractmethod
+    def remove_sent(self, bucket: Bucket, sent: Sparse) -> None:
+        """Remove ``sent`` from the residual."""
+
+    @abstractmethod
+    def add_error(self, bucket: Bucket, error: Sparse) -> None:
+        """Add quantization and truncation errors to the residual."""
+
+    def corrected(self, bucket: Bucket) -> Corrected:
+        """Return what ``compensate`` computes, deferred where a fused kernel can compute it."""
+        return deferred(bucket, self.compensate(bucket))
+
+    def select(self, bucket: Bucket, compressor: Compressor) -> Sparse:
+        """Return this step's message, which is still part of the residual.
+
+        A dense message is the memory's own storage, not a copy.
+        """
+        density = 1.0 if bucket.density is None else bucket.density
+        return compressor.select(self.corrected(bucket), density)
+
+    def update(
+        self, bucket: Bucket, selected: Sparse, exchanged: Exchanged, result: Sequence[Tensor]
+    ) -> None:
+        """Compute the residual of the next step.
+
+        Args:
+            bucket: Whose state is updated.
+            selected: What ``select`` returned.
+            exchanged: What was delivered of it, and which errors return.
+            result: The bucket's gradients after the exchange, as flat tensors one after another:
+                the mean over the ranks, unless the exchange says otherwise.
+        """
+        self.remove_sent(bucket, selected if exchanged.sent is None else exchanged.sent)
+        if exchanged.error is not None:
+            self.add_error(bucket, exchanged.error)
+
+
+def deferred(bucket: Bucket, residual: Tensor, update: Update | None = None) -> Corrected:
+    """Return the corrected gradient of a bucket, with what its compressor remembers."""
+    state = bucket.state.get('compressor', {}).get('search')
+    return Corrected(residual, update, state, bucket.spec)
+
+
+def clear(flat: Tensor, sent: Sparse) -> None:
+    """``flat[n] ← 0`` at the positions of ``sent``."""
+    if sent.indices is None:
+        flat.zero_()
+    else:
+        flat.index_fill_(0, sent.indices, 0.0)

@@ -1,0 +1,48 @@
+"""DeMo's momentum, which doubles as the residual."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from dgc.buckets import Bucket, part_of
+from dgc.corrected import Corrected
+from dgc.memory.base import Memory
+from dgc.memory.residual import Residual
+
+
+class DecoupledMomentum(Residual):
+    """DeMo's momentum, which doubles as the residual (Peng et al., arXiv 2411.19870, Algorithm 1).
+
+        δ ← β·δ + η·g,  send the largest of δ,  δ ← δ - sent
+
+    with the learning rate η of the optimizer: fast components leave through the message, slow ones
+    accumulate. The result of the exchange is not a momentum, so the optimizer's own must be 0.
+
+    Args:
+        decay: β.
+    """
+
+    def __init__(self, decay: float = 0.999) -> None:
+        super().__init__(decay)
+
+    def check(self, momentum: float, nesterov: bool) -> None:
+        """The momentum is this memory's ``decay``."""
+        if momentum:
+            raise ValueError(
+                f'DecoupledMomentum has a momentum of its own (decay={self.decay}) and the '
+                f"optimizer's is {momentum}: set the optimizer's momentum to 0"
+            )
+
+    def compensate(self, bucket: Bucket) -> Tensor:
+        """``δ ← β·δ + η·g``."""
+        residual = bucket.buffers['residual'].mul_(self.decay)
+        gradients = bucket.views(bucket.contribution)
+        for member, (_, gradient) in zip(bucket.members, gradients, strict=True):
+            # Learning rates may differ inside a bucket, and change during training.
+            place = part_of(residual, member.offset, member.parameter)
+            place.add_(gradient, alpha=float(member.group.get('lr', 1.0)))
+        return residual
+
+    def corrected(self, bucket: Bucket) -> Corrected:
+        """``compensate``; no kernel scales a gradient on its way."""
+        return Memory.corrected(self, bucket)

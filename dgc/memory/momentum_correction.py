@@ -1,0 +1,62 @@
+"""The momentum of Deep Gradient Compression, before sparsification."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from dgc.buckets import Bucket
+from dgc.corrected import Corrected
+from dgc.memory.base import Memory, clear, deferred
+from dgc.ops import Update, is_fused
+from dgc.sparse import Sparse
+
+
+class MomentumCorrection(Memory):
+    """Momentum before sparsification, with factor masking (Lin et al., ICLR 2018, 3.2, 3.3).
+
+    Momentum of a sparse sum would miss the discount of the steps in between, so each rank keeps its
+    own, and accumulates the velocity instead of the gradient:
+
+        u ← m·u + g,  v ← v + u        Nesterov:  u ← m·(u + g),  v ← v + u + g
+
+    ``m`` and Nesterov are those of the optimizer, read from the bucket. Where an element is sent,
+    v ← 0, and u ← 0 too: momentum gathered while it waited would push it in a stale direction.
+    An uncompressed bucket sends all of v and masks nothing: the mean of the ranks' momenta is the
+    momentum of the mean, so this is momentum SGD, and it flushes the residual of a sparse phase.
+
+    Args:
+        momentum_masking: Zero ``u`` at the positions that were sent.
+    """
+
+    buffers = ('momentum', 'velocity')
+    holds_momentum = True
+
+    def __init__(self, momentum_masking: bool = True) -> None:
+        self.momentum_masking = momentum_masking
+
+    def compensate(self, bucket: Bucket) -> Tensor:
+        """Momentum, then accumulation; return the accumulated velocity ``v[n]``."""
+        u, v, gradient = bucket.buffers['momentum'], bucket.buffers['velocity'], bucket.contribution
+        if bucket.nesterov:
+            u.add_(gradient).mul_(bucket.momentum)
+            return v.add_(u).add_(gradient)
+        u.mul_(bucket.momentum).add_(gradient)
+        return v.add_(u)
+
+    def corrected(self, bucket: Bucket) -> Corrected:
+        """``compensate``, fused with the compressor's search."""
+        if not is_fused(bucket.contribution_pieces[0].dtype, bucket.device):
+            return super().corrected(bucket)
+        u, v = bucket.buffers['momentum'], bucket.buffers['velocity']
+        update = Update(bucket.contribution_pieces, u, bucket.momentum, bucket.nesterov)
+        return deferred(bucket, v, update)
+
+    def remove_sent(self, bucket: Bucket, sent: Sparse) -> None:
+        """Zero the velocity at what was sent and, where sparse and masked, the momentum."""
+        clear(bucket.buffers['velocity'], sent)
+        if self.momentum_masking and not sent.is_dense:
+            clear(bucket.buffers['momentum'], sent)
+
+    def add_error(self, bucket: Bucket, error: Sparse) -> None:
+        """``v += error``; the momentum needs no correction."""
+        error.add_to(bucket.buffers['velocity'])

@@ -1,0 +1,51 @@
+"""Error feedback by a residual."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from dgc.buckets import Bucket
+from dgc.corrected import Corrected
+from dgc.memory.base import Memory, clear, deferred
+from dgc.ops import Update, is_fused
+from dgc.sparse import Sparse
+
+
+class Residual(Memory):
+    """Error feedback: what was not sent is added to the next gradient (Aji and Heafield, 2017).
+
+    Args:
+        decay: The residual is multiplied by it before a gradient is added: 1 keeps everything;
+            below 1 stale residuals fade (SparseLoCo, arXiv 2508.15706).
+
+    Raises:
+        ValueError: For a decay outside (0, 1].
+    """
+
+    buffers = ('residual',)
+
+    def __init__(self, decay: float = 1.0) -> None:
+        if not 0 < decay <= 1:
+            raise ValueError(f'decay must be above 0 and at most 1, got {decay}')
+        self.decay = decay
+
+    def compensate(self, bucket: Bucket) -> Tensor:
+        """``residual ← decay·residual + gradient``."""
+        residual = bucket.buffers['residual']
+        if self.decay != 1:
+            residual.mul_(self.decay)
+        return residual.add_(bucket.contribution)
+
+    def corrected(self, bucket: Bucket) -> Corrected:
+        """``compensate``, fused with the compressor's search."""
+        if self.decay != 1 or not is_fused(bucket.contribution_pieces[0].dtype, bucket.device):
+            return super().corrected(bucket)
+        return deferred(bucket, bucket.buffers['residual'], Update(bucket.contribution_pieces))
+
+    def remove_sent(self, bucket: Bucket, sent: Sparse) -> None:
+        """``residual ← 0`` at the positions that were sent."""
+        clear(bucket.buffers['residual'], sent)
+
+    def add_error(self, bucket: Bucket, error: Sparse) -> None:
+        """``residual += error``."""
+        error.add_to(bucket.buffers['residual'])

@@ -1,0 +1,1 @@
+"""Draws the picture of docs/architecture.md: ``python -m tools.picture``."""
