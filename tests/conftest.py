@@ -52,10 +52,11 @@ def worlds() -> Iterator[Worlds]:
 
 def pytest_make_parametrize_id(val: object) -> str | None:
     """An id without an address, where pytest would print one: processes must collect the same."""
-    if ' at 0x' not in repr(val):
-        return None
-    if isinstance(val, dict):
-        return ' '.join(
-            f'{key}={pytest_make_parametrize_id(item) or item!r}' for key, item in val.items()
-        )
-    return getattr(val, '__name__', type(val).__name__)
+    return stable_name(val) if ' at 0x' in repr(val) else None
+
+
+def stable_name(value: object) -> str:
+    """The name of a function or of a type; of a dictionary, those of its values."""
+    if isinstance(value, dict):
+        return ' '.join(f'{key}={stable_name(item)}' for key, item in value.items())
+    return getattr(value, '__name__', type(value).__name__)

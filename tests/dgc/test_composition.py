@@ -93,7 +93,6 @@ def test_published_and_other_names_of_codings_go_together():
         ({'indices': 'int16'}, "'packed'.*got .* 'int16'"),
         ({'values': ''}, "got ''"),
     ],
-    ids=str,
 )
 def test_codings_that_cannot_be_meant_are_refused(settings, complaint):
     with pytest.raises(ValueError, match=complaint):

@@ -25,7 +25,7 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize(('make', 'count'), PARAMETERS.items(), ids=lambda part: str(part))
+@pytest.mark.parametrize(('make', 'count'), PARAMETERS.items())
 def test_number_of_parameters(make, count):
     assert sum(p.numel() for p in make().parameters()) == count
 

@@ -25,7 +25,7 @@ def image_shape(make):
     return (1, 8, 8) if make is digits_cnn else (3, 32, 32)
 
 
-@pytest.mark.parametrize(('make', 'count'), PARAMETERS.items(), ids=lambda part: str(part))
+@pytest.mark.parametrize(('make', 'count'), PARAMETERS.items())
 def test_number_of_parameters(make, count):
     assert sum(p.numel() for p in make().parameters()) == count
 

@@ -24,7 +24,7 @@ from tools.plan.compositions import (
     UnfitError,
     comparison,
     compresses,
-    selects,
+    has_density,
     sizes,
     unfit,
     with_exchange,
@@ -306,7 +306,7 @@ class TestCompositions:
         candidates, notes = comparison(stack)
         every = [each.make() for each in candidates]  # whose parts fit together
         assert not any(each.planner.needs_timing for each in every)
-        assert any('at 0.1%' in note for note in notes) != selects(stack())
+        assert any('at 0.1%' in note for note in notes) != has_density(stack())
         first, second, *others = [each.name for each in candidates]
         assert first == 'dense' and len(others) > 5
         assert second == ('yours' if compresses(stack()) else 'all-gather')

@@ -72,10 +72,10 @@ def comparison(stack: Make) -> Comparison:
     own = base().exchange
     if compresses(base()):
         candidates.append(Candidate(YOURS, base))
-    if not selects(base()):
-        sends = 'sends all elements' if compresses(base()) else 'is dense'
+    if not has_density(base()):
+        lacking = 'has no density' if compresses(base()) else 'is dense'
         notes.append(
-            f'your stack {sends}: compared with Deep Gradient Compression at {DENSITY:.1%}, with '
+            f'your stack {lacking}: compared with Deep Gradient Compression at {DENSITY:.1%}, with '
             '8-bit values and packed indices'
         )
         base = packed
@@ -94,8 +94,8 @@ def compresses(composition: Composition) -> bool:
     )
 
 
-def selects(composition: Composition) -> bool:
-    """Whether it sends only a part of the elements after its warm-up."""
+def has_density(composition: Composition) -> bool:
+    """Whether its density says how many elements are sent after its warm-up."""
     return compresses(composition) and composition.schedule.density != 1
 
 

@@ -26,6 +26,7 @@ from tools.plan.report import Prediction
 from tools.plan.subject import Subject, of_stack, of_workload
 from utils.cli import Refused
 from utils.config import Config, ConfigError
+from utils.training.averaging import EveryStep
 
 
 def run(arguments: argparse.Namespace, configs: Config | None) -> None:
@@ -62,6 +63,8 @@ def stack(configs: Config) -> tuple[Subject, Comparison]:
     try:
         if not isinstance(configs.train.compression.build(), Composition):
             raise ValueError('asynchronous training is not predicted: leave out configs/dgs/')
+        if not isinstance(configs.train.averaging.build(), EveryStep):
+            raise ValueError('local steps are not predicted: leave out configs/diloco/')
         return of_stack(configs), comparison(configs.train.compression.build)
     except (ConfigError, DatasetError, ValueError, TypeError) as error:
         raise Refused(str(error)) from error
