@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.cluster import Cluster, ClusterError, parse_rate
+from tools.harness.algorithms import asynchronous
 from tools.harness.cli import Parser, check_folder, exit_on_signals, log, positive, refuse
 from tools.harness.gate import gate
 from tools.harness.launch import environment
@@ -21,17 +22,19 @@ from tools.harness.workloads import WORKLOADS
 PROGRAM = 'bench.parameter_server'
 WORKER = 'bench.parameter_server_worker'
 PORT = 5555
-ROWS = {
+SYNCHRONOUS = 'dgc'
+ROWS = {  # measured by default, with their names in the table
     'dgs': 'DGS, both ways',
     'asgd': 'ASGD',
-    'dgc': 'DGC, synchronous',
+    SYNCHRONOUS: 'DGC, synchronous',
 }
 EXAMPLES = f"""\
 example: four workers at 100 Mbit/s, one of them at 10 Mbit/s:
     python -m bench.parameter_server --model vgg16 --batch 8 --seconds 120 --json table.json
 
-rows: {', '.join(ROWS)}. The asynchronous ones use one more machine, for the server. A sample counts
-if its update arrived while the row was measured; "slow" is the worker on the slow link.
+rows: {', '.join(ROWS)}; with --only, also the other asynchronous algorithms of dgc/algorithms. The
+asynchronous ones use one more machine, for the server. A sample counts if its update arrived while
+the row was measured; "slow" is the worker on the slow link.
 Exit status: 2 for invalid input, 1 if a row could not be measured.
 """
 
@@ -52,11 +55,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add('--slow', default='10mbit', help="rate of the last worker's link (10mbit)")
     add('--ratio', type=float, default=0.01, help='density of messages, DGS and DGC (0.01)')
     add('--seconds', type=float, default=120.0, help='measuring time per row (120)')
-    add('--only', nargs='+', choices=ROWS, default=list(ROWS), metavar='ROW',
-        help='measure only these rows')  # fmt: skip
+    add('--only', nargs='+', default=list(ROWS), metavar='ROW', help='measure only these rows')
     add('--json', type=Path, metavar='FILE', help='write the rows to this file')
     arguments = parser.parse_args(argv)
     try:
+        check_names(arguments.only)
         check_folder('--json', arguments.json)
         parse_rate(arguments.rate), parse_rate(arguments.slow)
     except ValueError as error:
@@ -64,9 +67,17 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
+def check_names(modes: Sequence[str]) -> None:
+    """Raise ValueError for the name of a row that cannot be measured."""
+    for mode in modes:
+        if mode not in ROWS and mode not in asynchronous():
+            choices = ', '.join(dict.fromkeys([*ROWS, *asynchronous()]))
+            raise ValueError(f'--only: invalid choice: {mode!r} (choose from {choices})')
+
+
 def measure(mode: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure one row; it has an 'error' if its processes failed."""
-    nodes = arguments.workers + (mode != 'dgc')
+    nodes = arguments.workers + (mode != SYNCHRONOUS)
     slow = {nodes - 1: arguments.slow}
     with Cluster(nodes) as cluster:
 
@@ -93,13 +104,13 @@ def table(rows: Sequence[dict[str, Any]], batch: int) -> str:
     lines = [('', 'samples/s', 'fast workers', 'slow', 'kB per update', 'staleness')]
     for row in rows:
         if 'error' in row:
-            lines.append((ROWS[row['mode']], row['error'], '', '', '', ''))
+            lines.append((ROWS.get(row['mode'], row['mode']), row['error'], '', '', '', ''))
             continue
         *fast, slow = (batch * updates / row['seconds'] for updates in row['updates'])
         made = max(sum(row['updates']), 1)
         lines.append(
             (
-                ROWS[row['mode']],
+                ROWS.get(row['mode'], row['mode']),
                 f'{sum(fast) + slow:.2f}',
                 f'{sum(fast) / max(len(fast), 1):.2f} each',
                 f'{slow:.2f}',
@@ -117,7 +128,7 @@ def main(argv: Sequence[str]) -> int:
     rows: list[dict[str, Any]] = []
     try:
         for mode in arguments.only:
-            log(ROWS[mode])
+            log(ROWS.get(mode, mode))
             before = os.getloadavg()[0]
             rows.append({**measure(mode, arguments), 'load before': before})
             if arguments.json is not None:

@@ -27,7 +27,7 @@ from dgc.parameter_server import (
     WorkerOptimizer,
 )
 from dgc.parameter_server.sockets import Service, SocketLink
-from tools.harness.algorithms import ASYNCHRONOUS_NAMES, asynchronous
+from tools.harness.algorithms import asynchronous
 from tools.harness.gate import wait_at
 from tools.harness.spec import write_json
 from tools.harness.workloads import WORKLOADS, Batch, loss, make_batches, make_model
@@ -43,7 +43,8 @@ PATIENCE = 600.0  # seconds: a dense model takes a minute on a slow link
 class Task:
     """What a process is to do.
 
-    mode: of ASYNCHRONOUS_NAMES, or 'dgc'. model: of WORKLOADS. batch: samples per worker and step.
+    mode: an asynchronous algorithm, or 'dgc'. model: of WORKLOADS.
+    batch: samples per worker and step.
     ratio: density of messages. seconds: measuring time. address, port: of the server.
     answer: path of the file for the results, in whose folder the gate is.
     """
@@ -185,7 +186,7 @@ def main(path: str) -> None:
     keep_freed_memory()
     task, engine = Task.read(Path(path)), dgc.create()
     torch.set_num_threads(1)
-    if task.mode not in ASYNCHRONOUS_NAMES:
+    if task.mode not in asynchronous():
         reduce(task, engine)
     elif engine.rank == 0:
         serve(task, engine)

@@ -21,7 +21,7 @@ from dgc.codec import Codec
 from dgc.composition import Composition
 from dgc.exchanges import CompressedAllReduce
 from dgc.memory import AveragedMomentum
-from dgc.planner import BySize, Planner
+from dgc.planner import PerTensor, Planner
 
 
 def one_bit_adam(
@@ -36,7 +36,8 @@ def one_bit_adam(
     Args:
         freeze_step: Steps of the warm-up, the same as the optimizer's.
         beta1: Decay of the first moment, the same as the optimizer's.
-        planner: Divides the parameters among buckets.
+        planner: Divides the parameters among buckets; by default each has its own, since the scale
+            of a message must fit its magnitudes.
         gradient_clipping: Bounds on the local gradient.
         nonfinite: On an infinity or NaN, 'stop' or 'skip'; see Composition.
     """
@@ -46,7 +47,7 @@ def one_bit_adam(
         exchange=CompressedAllReduce(),
         schedule=after_uncompressed_steps(freeze_step),
         rules=ALL_LAYERS,
-        planner=planner or BySize(),
+        planner=planner or PerTensor(),
         clipping=gradient_clipping,
         nonfinite=nonfinite,
     )

@@ -136,7 +136,6 @@ def test_a_ratio_above_one_is_the_inverse_of_the_density_and_one_is_uncompressed
         ({'nonfinite': 'skip'}, True),
         ({'nonfinite': 'skip', 'gradient_clipping': ClipByModelNorm(1.0)}, False),
     ],
-    ids=str,
 )
 def test_what_needs_every_gradient_costs_the_overlap(settings, overlaps):
     """Whether anything is sent before step()."""

@@ -111,6 +111,13 @@ class TestAlgorithms:
             for each in makers:
                 each.cache_clear()
 
+    def test_algorithms_with_a_parameter_server_are_those_of_the_table(self):
+        made = algorithms.asynchronous(0.02)
+        assert {*made} == {n for n, each in ALGORITHMS.items() if each.kind is Kind.ASYNCHRONOUS}
+        assert {'dgs', 'asgd'} <= {*made}
+        assert made['dgs']().schedule.density == 0.02 and made['dgs']().codec.indices == 'packed'
+        assert made['asgd']().schedule.density is None
+
     def test_compositions_have_the_density(self):
         made = {name: make() for name, make in algorithms.compositions(0.02).items()}
         own = {name for name in made if name not in ALGORITHMS or ALGORITHMS[name].has_density}

@@ -79,13 +79,6 @@ EXCHANGE_ROWS: dict[str, dict[str, Settings]] = {
     'hierarchical': {'hierarchical 2': {'local_size': 2}},
 }
 
-# Rows of training with a parameter server.
-ASYNCHRONOUS_ROWS: dict[str, Callable[[float], Settings]] = {
-    'dgs': lambda density: {'compress_ratio': density, 'indices': 'packed'},
-    'asgd': lambda _: {'compress_ratio': 1.0, 'memory': part('memory:MomentumCorrection')},
-}
-ASYNCHRONOUS_NAMES = tuple(ASYNCHRONOUS_ROWS)
-
 
 def canonical(name: str) -> str:
     """The present name of a row, from that name or from one of earlier versions."""
@@ -141,7 +134,7 @@ def synchronous() -> Iterator[Algorithm]:
 def compositions(density: float = DENSITY) -> Mapping[str, Make]:
     """What makes the composition of each row of training steps, by name.
 
-    These are the synchronous algorithms that the workloads' momentum SGD can train.
+    These are the synchronous algorithms that go with the workloads' momentum SGD.
 
     Args:
         density: fraction of the elements that compressing compositions send, if they have one.
@@ -150,7 +143,7 @@ def compositions(density: float = DENSITY) -> Mapping[str, Make]:
 
     found: dict[str, Make] = {}
     for each in synchronous():
-        if not is_trained_by_sgd(each.composition()):
+        if each.optimizer is not None or not is_trained_by_sgd(each.composition()):
             continue
         if each.name in STEP_ROWS:
             for name, settings in STEP_ROWS[each.name].items():
@@ -220,11 +213,16 @@ def identity(exchange: Exchange) -> str:
 
 
 def asynchronous(density: float = DENSITY) -> dict[str, Callable[[], Asynchronous]]:
-    """What makes the composition of each row of training with a parameter server, by name."""
+    """What makes the composition of each algorithm with a parameter server, by name.
 
-    def make(settings: Settings) -> Asynchronous:
-        from dgc.parameter_server import dual_way
+    Messages have packed indices where they are sparse.
+    """
+    from dgc.algorithms import Kind
 
-        return dual_way(**new_parts(settings))
+    def make(each: Algorithm) -> Asynchronous:
+        settings = {'compress_ratio': density, 'indices': 'packed'} if each.has_density else {}
+        made: Asynchronous = each.make(**settings)
+        return made
 
-    return {name: partial(make, row(density)) for name, row in ASYNCHRONOUS_ROWS.items()}
+    rows = [each for each in table().values() if each.kind is Kind.ASYNCHRONOUS]
+    return {each.name: partial(make, each) for each in rows}
