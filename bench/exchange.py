@@ -151,7 +151,7 @@ def launch(arguments: argparse.Namespace, workers: int) -> tuple[dict[str, Any],
 def simulate(arguments: argparse.Namespace) -> Iterator[Result]:
     """One row for each exchange, number of workers and rate, on a virtual clock.
 
-    Larger numbers of workers are left out once a simulation would take longer than ``--patience``.
+    Larger numbers of workers are excluded once a simulation would take longer than ``--patience``.
     Its time is extrapolated from the previous one by the square of the number of workers: with
     twice as many workers, each of them reads twice as many messages.
     """

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from dgc.planner.merging import exact, greedy
-from dgc.timeline import Passage, end
+from dgc.timeline import BucketTimes, end
 from tools.harness.cli import Parser, positive
 
 PROGRAM = 'bench.merging'
@@ -35,18 +35,18 @@ class Layers:
         self.work = draw.choice((0.0, 0.01))
         self.moving = draw.choice((0.0, 0.005))
 
-    def together(self, first: int, stop: int) -> Passage:
-        """The passage of a bucket of the layers from ``first`` to before ``stop``."""
+    def group_cost(self, first: int, stop: int) -> BucketTimes:
+        """Return the predicted times of layers ``first`` … ``stop`` - 1 as one bucket."""
         numel = sum(self.sizes[first:stop])
         work = self.work * (1 + numel**self.power)
-        return Passage(
+        return BucketTimes(
             self.ready[stop - 1], work, self.moving * numel, self.start + self.each * numel
         )
 
     def seconds(self, stops: Sequence[int]) -> float:
         """Predicted seconds of a step whose buckets stop before these layers."""
         groups = zip([0, *stops[:-1]], stops, strict=True)
-        return end([self.together(*ends) for ends in groups], self.backward)
+        return end([self.group_cost(*ends) for ends in groups], self.backward)
 
     def best(self) -> float:
         """Seconds of the best of all groupings."""
@@ -54,11 +54,11 @@ class Layers:
 
     def exact(self) -> float:
         """Seconds of the grouping that dynamic programming finds."""
-        return self.seconds(exact(len(self.sizes), self.together, self.backward))
+        return self.seconds(exact(len(self.sizes), self.group_cost, self.backward))
 
     def greedy(self) -> float:
         """Seconds of the grouping that the published greedy rule finds."""
-        return self.seconds(greedy(len(self.sizes), self.together, self.backward))
+        return self.seconds(greedy(len(self.sizes), self.group_cost, self.backward))
 
 
 def every_grouping(count: int) -> Iterator[list[int]]:

@@ -107,7 +107,7 @@ def compare(results: Sequence[Result]) -> list[Result]:
 
 
 def table(results: Sequence[Result]) -> str:
-    """The aligned rows of one rate. Columns without any value are left out."""
+    """The aligned rows of one rate. Columns without any value are omitted."""
     lines = [COLUMNS, *map(cells, results)]
     columns = [column for column in zip(*lines, strict=True) if any(column[1:])]
     widths = [max(map(len, column)) for column in columns]

@@ -1,4 +1,4 @@
-"""Train over slow networks: compress gradients, exchange them, and lose none.
+"""Distributed training over slow networks with compressed gradients and error feedback.
 
 The package stands on its own. Wrap an optimizer of your own loop in a DistributedOptimizer:
 

@@ -1,4 +1,4 @@
-"""Which parameters a bucket holds and how it is compressed: a value, without any storage."""
+"""Descriptions of parameters and buckets: names, shapes and schedules, without storage."""
 
 from __future__ import annotations
 
@@ -40,12 +40,17 @@ class ParameterSpec(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the gradient."""
+        """The bytes of the gradient."""
         return self.numel * self.dtype.itemsize
 
 
 class MemberSpec(NamedTuple):
-    """A parameter of a bucket. offset: index of its first element in the bucket's flat tensors."""
+    """A parameter of a bucket.
+
+    Attributes:
+        name, shape: As in ``ParameterSpec``.
+        offset: Index of its first element in the bucket's flat tensors.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -68,7 +73,7 @@ class BucketSpec:
         members: In the order in which they lie in the flat tensors.
         dtype, device: Of all members.
         schedule: The density over time; ``None`` where the bucket is never compressed.
-        requested: The final density that the run's own schedule and layer rules ask for. A planner
+        requested: The final density by the run's own schedule and layer rules. A planner
             that chooses densities by layer (LAGS-SGD) may deviate from it in ``schedule``.
     """
 
@@ -85,29 +90,29 @@ class BucketSpec:
         schedule: DensitySchedule | None,
         requested: DensitySchedule | None = None,
     ) -> BucketSpec:
-        """Lay ``parameters`` out one after another.
+        """Return a bucket in which ``parameters`` follow one another.
 
         Args:
             parameters: At least one; all of one dtype and device.
             schedule: The density over time, or None.
-            requested: The schedule that the run asks for, where it differs from ``schedule``.
+            requested: The schedule of the run's settings, where a planner chose another one.
         """
         listed = list(parameters)
         members, offset = [], 0
         for parameter in listed:
             members.append(MemberSpec(parameter.name, tuple(parameter.shape), offset))
             offset += parameter.numel
-        asked = requested or schedule
-        density = None if asked is None else asked.density
+        final = requested or schedule
+        density = None if final is None else final.density
         return cls(tuple(members), listed[0].dtype, listed[0].device, schedule, density)
 
     @classmethod
     def of_shape(cls, *shape: int, schedule: DensitySchedule | None = None) -> BucketSpec:
-        """A bucket of one float32 parameter of this shape on the CPU."""
+        """Return a bucket of one float32 parameter of this shape on the CPU."""
         return cls.of([ParameterSpec('weight', shape)], schedule)
 
     def between(self, first: int, stop: int) -> BucketSpec:
-        """The bucket of the members from number ``first`` to before number ``stop``."""
+        """Return the bucket of members ``first`` … ``stop`` - 1, counted from 0."""
         begin = self.members[first].offset
         members = (each._replace(offset=each.offset - begin) for each in self.members[first:stop])
         return replace(self, members=tuple(members))
@@ -125,7 +130,7 @@ class BucketSpec:
 
     @property
     def name(self) -> str:
-        """The first parameter's name and the number of the others, for people."""
+        """The first parameter's name and the number of the others, for messages."""
         more = len(self.members) - 1
         return self.members[0].name + (f' and {more} more' if more else '')
 
@@ -141,13 +146,13 @@ class BucketSpec:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the gradients."""
+        """The bytes of all gradients."""
         return self.numel * self.dtype.itemsize
 
     def to_json(self) -> dict[str, Any]:
         """Return names, shapes, type and densities as plain numbers, lists and strings.
 
-        The device and the warm-up are those of the run that replays a plan, so they are left out.
+        The device and the warm-up are those of the run that replays a plan, so they are not saved.
         """
         return {
             'parameters': {member.name: list(member.shape) for member in self.members},

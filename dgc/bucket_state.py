@@ -45,7 +45,7 @@ class BucketState(dict[str, dict[str, Any]]):
         )
 
     def _initial(self, entry: Entry) -> Any:
-        """The value of an entry before the first step."""
+        """Return the value of an entry before the first step."""
         spec = self.spec
         if isinstance(entry, Values):
             return {}
@@ -94,7 +94,7 @@ class BucketState(dict[str, dict[str, Any]]):
         return saved
 
     def load_state_dict(self, state: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` of any division into buckets gave.
+        """Restore what ``state_dict`` returned, for any division into buckets.
 
         Args:
             state: ``{role: {parameter: {entry: tensor}}}``; an entry that is missing is set to its
@@ -139,7 +139,7 @@ class BucketState(dict[str, dict[str, Any]]):
                 view.copy_(found)
 
     def _expanded(self, owned: Tensor) -> Tensor:
-        """``[n]`` with ``owned`` in its place and zeros elsewhere."""
+        """Return ``[n]`` that holds ``owned`` in this rank's slice and zeros elsewhere."""
         flat = torch.zeros(self.spec.numel, dtype=torch.float32, device=self.spec.device)
         flat[slice(*self.owned)] = owned
         return flat

@@ -95,7 +95,7 @@ class Bucket:
 
     @property
     def name(self) -> str:
-        """The first parameter's name and the number of the others, for people."""
+        """The first parameter's name and the number of the others, for messages."""
         return self.spec.name
 
     @property
@@ -104,7 +104,7 @@ class Bucket:
         return self.state.get('memory', {})
 
     def next_seed(self) -> int:
-        """Return a seed for one stochastic encoding: another at each call, alike on resume."""
+        """Return a seed for one stochastic encoding: different at each call, and the same after resuming."""
         draws = self.state.get('codec', {}).get('draws', self._draws)
         draws['count'] = count = draws.get('count', 0) + 1
         return zlib.crc32(f'{self._rank} {count} {self.spec.names[0]}'.encode())
@@ -140,12 +140,12 @@ class Bucket:
         return [self._piece(member) for member in self.members if member.parameter.numel()]
 
     def _piece(self, member: Member) -> Tensor:
-        """A parameter's gradient, flat."""
+        """Return a parameter's gradient, flat."""
         lent = self._lent.get(member.name)
         return self._part(member).view(-1) if lent is None else lent
 
     def _part(self, member: Member) -> Tensor:
-        """A parameter's place in this bucket's own storage, in its shape."""
+        """Return a parameter's view of this bucket's own storage, in the parameter's shape."""
         return part_of(self._storage(), member.offset, member.parameter)
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
@@ -180,7 +180,7 @@ class Bucket:
         yield from self.spec.views(flat)
 
     def collect(self, member: Member) -> None:
-        """Take what is in the parameter's ``.grad``; None counts as zeros."""
+        """Use the parameter's ``.grad`` as its gradient; None counts as zeros."""
         grad = member.parameter.grad
         self._lent.pop(member.name, None)
         self._changed.discard(member.name)
@@ -198,7 +198,7 @@ class Bucket:
         self._take(member, view.data)
 
     def _take(self, member: Member, grad: Tensor) -> None:
-        """Set ``.grad``, and remember its version."""
+        """Set ``.grad``, and record its version for ``touched``."""
         member.parameter.grad = grad
         self._taken[member.name] = (grad, grad._version)
 
@@ -213,14 +213,17 @@ class Bucket:
         return [m.name for m in self.members if m.name in changed or self._is_touched(m)]
 
     def _borrows(self, grad: Tensor) -> bool:
-        """Whether a gradient can be used in place, without a copy."""
+        """Return whether a gradient can be used in place, without a copy."""
         lends = self.spec.schedule is not None and ops.is_native(self.device)
         fits = grad.dtype == self.dtype and not grad.is_sparse and grad.is_contiguous()
         return (lends or len(self.members) == 1) and fits and ops.is_sole(grad)
 
     def _in_one(self) -> Tensor:
-        """``[n]`` in one tensor: the only gradient where it lies, or this bucket's own storage, of
-        which each ``.grad`` is a view from now on, whatever it holds."""
+        """Return one tensor ``[n]`` to hold the gradient.
+
+        It is the gradient itself where there is only one, else the bucket's own storage, of which
+        each ``.grad`` becomes a view. Nothing is copied, so the content of the latter is undefined.
+        """
         if len(self._lent) == len(self.members) == 1:
             return self._piece(self.members[0])
         for member in self.members:
@@ -231,7 +234,7 @@ class Bucket:
         return self._storage()
 
     def _storage(self) -> Tensor:
-        """This bucket's own storage ``[n]``, allocated at the first use."""
+        """Return this bucket's own storage ``[n]``, allocated at the first use."""
         if self._own is None:
             self._own = torch.zeros(self.numel, dtype=self.dtype, device=self.device)
         return self._own

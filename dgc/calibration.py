@@ -1,6 +1,6 @@
-"""Measured costs of a composition, where it will run: real buckets on the real engine.
+"""Measures what a composition costs, by processing buckets of several sizes on the run's engine.
 
-The composition is copied first, so that its parts' state stays as it is.
+A copy of the composition is measured, so that the state of its parts does not change.
 """
 
 from __future__ import annotations
@@ -25,15 +25,25 @@ from dgc.profile import moment
 from dgc.reducer import Reducer
 from dgc.schedule import DensitySchedule
 
-LEAST, TIMES = 1 << 10, 4  # elements: 1,024, then 4 times as many, and so on
+LEAST, TIMES = 1 << 10, 4  # sizes in elements: 1,024, 4,096, 16,384, …
 WARMUP, REPEATS = 2, 5
 MOMENTUM = 0.9  # of the optimizer's group, for memories that apply it
-LONG = 0.3  # seconds: no bucket larger than one that takes longer is measured,
-FEWEST = 3  # once there are so many points: two would not show the error of a line
+# Larger buckets are not measured after one that takes LONG seconds, unless there are fewer than
+# FEWEST points: a line through two has no error.
+LONG = 0.3
+FEWEST = 3
 
 
 class Point(NamedTuple):
-    """Measured seconds of one bucket of ``numel`` elements; sent: bytes that a rank sends."""
+    """Measured times of one bucket, in seconds.
+
+    Attributes:
+        numel: Its elements.
+        sent: Bytes that a rank sends.
+        compress: Time outside the engine, as the mean over the ranks.
+        exchange: The rest of the time of the slowest rank.
+        copy: Time of copying the gradient, as the mean over the ranks.
+    """
 
     numel: int
     sent: float
@@ -47,14 +57,17 @@ def calibrate_path(
 ) -> Costs:
     """Measure buckets of up to ``numel`` elements, and fit lines to the medians.
 
-    A collective: the result is the same on all ranks. It takes seconds: about ten sizes, and a few
-    steps of each.
+    A collective: the result is the same on all ranks. It takes some seconds, for a few steps of
+    about ten sizes.
 
     Args:
-        composition: Whose parts process the buckets.
-        engine: On which messages are exchanged.
+        composition: The parts that process the buckets.
+        engine: Carries the messages.
         numel: Elements of the largest bucket.
         device: Of the gradients.
+
+    Returns:
+        The costs at the composition's density after the warm-up, and uncompressed.
     """
     density = composition.schedule.density
     dense = points(composition, engine, numel, None, device)
@@ -74,7 +87,18 @@ def points(
     density: float | None,
     device: torch.device,
 ) -> list[Point]:
-    """Measure buckets from small to large, without those that would be sent uncompressed."""
+    """Measure buckets from small to large.
+
+    Args:
+        composition: The parts that process the buckets.
+        engine: Carries the messages.
+        numel: Elements of the largest bucket.
+        density: At which buckets are sent; None for uncompressed.
+        device: Of the gradients.
+
+    Returns:
+        One point per size, without the sizes whose compressed message would not be smaller.
+    """
     found: list[Point] = []
     for size in sizes(numel):
         schedule = None if density is None else DensitySchedule(density)
@@ -91,7 +115,7 @@ def points(
 
 
 def sizes(numel: int) -> list[int]:
-    """Return ``LEAST`` elements, ``TIMES`` as many, and so on, and ``numel``."""
+    """Return the numbers of elements to measure: a geometric series up to ``numel``."""
     found = [min(LEAST, numel)]
     while found[-1] * TIMES < numel:
         found.append(found[-1] * TIMES)
@@ -99,7 +123,7 @@ def sizes(numel: int) -> list[int]:
 
 
 def matrix_shape(numel: int) -> tuple[int, int]:
-    """Return the squarest shape of ``numel`` elements with a power of two of columns."""
+    """Return the most nearly square shape of ``numel`` elements whose columns are a power of 2."""
     columns = 1
     while numel % (2 * columns) == 0 and 4 * columns * columns <= numel:
         columns *= 2
@@ -107,7 +131,7 @@ def matrix_shape(numel: int) -> tuple[int, int]:
 
 
 def point(composition: Composition, engine: Engine, spec: BucketSpec, sent: float) -> Point:
-    """Measure one size: medians over some steps of all ranks together."""
+    """Measure a bucket: medians over REPEATS steps, combined over the ranks as ``Point`` states."""
     device = spec.device
     reducer = reducer_of(deepcopy(composition), spec, engine, spec.density)
     noise = heavy_tailed(spec.numel, engine.rank).to(device)
@@ -123,13 +147,13 @@ def point(composition: Composition, engine: Engine, spec: BucketSpec, sent: floa
 def reducer_of(
     composition: Composition, spec: BucketSpec, engine: Engine, density: float | None
 ) -> Reducer:
-    """Return a reducer of one bucket, whose parameters are of its own.
+    """Return a reducer of one bucket, with parameters allocated for it.
 
     Args:
-        composition: Whose parts process the bucket.
-        spec: What it holds.
-        engine: Carries messages.
-        density: At which it is sent; None for uncompressed.
+        composition: The parts that process the bucket.
+        spec: Shape of the bucket.
+        engine: Carries the messages.
+        density: At which the bucket is sent; None for uncompressed.
     """
     members = []
     for member in spec.members:
@@ -141,7 +165,7 @@ def reducer_of(
 
 
 def step(reducer: Reducer, noise: Tensor) -> tuple[float, float, float]:
-    """Return the seconds that a bucket takes, those of them outside the engine, and of a copy."""
+    """Process a bucket once; return its seconds in all, those outside the engine, and of a copy."""
     (bucket,), engine = reducer.buckets, reducer.engine
     start = moment(noise.device)
     bucket.gradient.copy_(noise)
@@ -151,19 +175,19 @@ def step(reducer: Reducer, noise: Tensor) -> tuple[float, float, float]:
     reducer.ready(0)
     reducer.synchronize()
     handed_over = time.perf_counter()
-    queued = moment(noise.device) - handed_over  # on a GPU, where work is still queued
+    queued = moment(noise.device) - handed_over  # work that a GPU has not finished yet
     compress = reducer.progress.compress - before
     return compress + engine.traffic.clock_seconds - clock + queued, compress, copied
 
 
 def through(found: Sequence[Point]) -> Route:
-    """Fit lines to measured points."""
+    """Fit the lines of a route to measured points."""
     compress, one = Line.through([(each.numel, each.compress) for each in found])
     exchange, other = Line.through([(each.sent, each.exchange) for each in found])
     return Route(compress, exchange, max(one, other))
 
 
 def heavy_tailed(numel: int, seed: int) -> Tensor:
-    """Return float32 ``[n]`` with heavy tails, as gradients have: cubes of normal numbers."""
+    """Return cubes of normal numbers, float32 ``[numel]``: heavy-tailed, as gradients are."""
     draw = torch.Generator().manual_seed(seed)
     return torch.randn(numel, generator=draw).pow_(3).mul_(1e-3)

@@ -1,9 +1,9 @@
-"""Gradient clipping that means the same however many workers share the gradient.
+"""Local gradient clipping, with a limit that applies to the mean gradient of P ranks.
 
-The gradients of workers are summed and divided by their number P only after the exchange, so a
-worker clips its own, larger, gradient. Independent gradients have a mean whose norm is that of
-one of them divided by √P: clipping each at ``limit·√P`` is clipping the mean at about ``limit``
-(Deep Gradient Compression, section 3.2, whose gradients carry the 1/P already).
+Compression needs clipping before the exchange, where each rank has only its own gradient. The mean
+of P independent gradients has 1/√P times the norm of one of them, so clipping each rank's gradient
+to ``limit·√P`` clips the mean to about ``limit`` (Deep Gradient Compression, section 3.2; there the
+local gradients already include the factor 1/P).
 """
 
 from __future__ import annotations
@@ -20,10 +20,17 @@ from dgc.engines.base import Engine
 
 
 class Clipping(ABC):
-    """Bounds the gradients of one step, before anything is kept back.
+    """Bounds the local gradients of a step, before error feedback.
 
-    needs_all: wants every gradient of the step at once, so that no exchange can start during the
-        backward pass.
+    Args:
+        limit: The largest value or norm, in units of the mean gradient; see the subclasses.
+
+    Attributes:
+        needs_all: Whether ``clip`` needs all gradients of the step at once, so that no exchange can
+            start during the backward pass.
+
+    Raises:
+        ValueError: For a limit that is not above 0.
     """
 
     needs_all = False
@@ -35,56 +42,64 @@ class Clipping(ABC):
 
     @abstractmethod
     def clip(self, buckets: Sequence[Bucket], engine: Engine) -> None:
-        """Clip the gradients of ``buckets`` in place: one bucket, or all where needs_all."""
+        """Clip gradients in place.
+
+        Args:
+            buckets: One bucket, or all buckets of the step where ``needs_all``.
+            engine: Provides the world size and, where needed, collectives.
+        """
 
 
 class ClipByValue(Clipping):
-    """Every element to [-limit, limit]."""
+    """Clamps every element to ``[-limit, limit]``."""
 
     def clip(self, buckets: Sequence[Bucket], engine: Engine) -> None:
-        """No communication."""
+        """Clamp every element, without communication."""
         for bucket in buckets:
             for piece in bucket.pieces:
                 piece.clamp_(-self.limit, self.limit)
 
 
 class ClipByNorm(Clipping):
-    """Every parameter's gradient to a norm of ``limit·√P``."""
+    """Scales each parameter's local gradient to a norm of at most ``limit·√P``."""
 
     def clip(self, buckets: Sequence[Bucket], engine: Engine) -> None:
-        """No communication."""
+        """Scale each parameter's gradient by its own norm, without communication."""
         for bucket in buckets:
             for _, gradient in bucket.gradients():
                 scale([gradient], self.limit * math.sqrt(engine.size), norm([gradient]))
 
 
 class ClipByModelNorm(Clipping):
-    """This worker's whole gradient to a norm of ``limit·√P``."""
+    """Scales this rank's gradient of the whole model to a norm of at most ``limit·√P``."""
 
     needs_all = True
 
     def clip(self, buckets: Sequence[Bucket], engine: Engine) -> None:
-        """No communication."""
+        """Scale all gradients by their common norm, without communication."""
         gradients = [piece for bucket in buckets for piece in bucket.pieces]
         scale(gradients, self.limit * math.sqrt(engine.size), norm(gradients))
 
 
 class ClipByGlobalNorm(Clipping):
-    """All workers' gradients by one factor, so that their mean has a norm of about ``limit``."""
+    """Scales all ranks' gradients by one factor, to a mean gradient of norm at most ``limit``.
+
+    The norm of the mean is estimated as √(Σ‖g‖²) / P, which holds where the ranks' gradients are
+    independent.
+    """
 
     needs_all = True
 
     def clip(self, buckets: Sequence[Bucket], engine: Engine) -> None:
-        """One all-reduce of one number: the squared norm. √(Σ‖g‖²) / P is the mean's norm where
-        the workers' gradients are independent."""
+        """Scale all gradients by the ranks' common norm: one all-reduce of one number."""
         gradients = [piece for bucket in buckets for piece in bucket.pieces]
         squared = engine.all_reduce(norm(gradients).square().reshape(1))
         scale(gradients, self.limit, squared[0].sqrt() / engine.size)
 
 
 def norm(tensors: Sequence[Tensor]) -> Tensor:
-    """The Euclidean norm of all elements together, a float64 scalar."""
-    for dtype in (torch.float32, torch.float64):  # the second, where squares pass float32's range
+    """Return the Euclidean norm over all elements of all tensors, a float64 scalar."""
+    for dtype in (torch.float32, torch.float64):  # float64 only where squares overflow float32
         norms = [torch.linalg.vector_norm(tensor, dtype=dtype) for tensor in tensors]
         size = torch.stack(norms).norm().double()
         if size.isfinite():
@@ -93,10 +108,15 @@ def norm(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def scale(tensors: Sequence[Tensor], limit: float, size: Tensor) -> None:
-    """Scale ``tensors`` in place so that a norm of ``size`` becomes at most ``limit``.
+    """Scale tensors in place, so that their norm becomes at most ``limit``.
 
-    A norm that is not finite scales nothing: its worker is about to be named and stopped.
+    Args:
+        tensors: What is scaled.
+        limit: The largest norm.
+        size: Their norm, a scalar. Where it is not finite, the tensors are not changed: the
+            non-finite elements are detected and reported later (``dgc/nonfinite.py``).
     """
+    # A tensor operation instead of an `if`, since reading `size` would wait for the GPU.
     factor = torch.where(size.isfinite(), torch.clamp(limit / (size + 1e-6), max=1.0), 1.0)
     for tensor in tensors:
         tensor.mul_(factor)

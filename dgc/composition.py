@@ -30,18 +30,18 @@ class Composition:
         planner: Divides the parameters among buckets.
         clipping: Bounds the local gradient; None for none.
         transform: Changes the basis before error feedback, and back after the exchange.
-        memory: Error feedback: what each rank keeps between steps.
-        compressor: Selects what is sent of a compressed bucket.
+        memory: Error feedback: accumulates residuals on each rank between steps.
+        compressor: Selects the elements of a compressed bucket that are sent.
         codec: Writes messages as bytes.
         exchange: Combines the ranks' messages.
         schedule: The density over time.
         rules: Parameters that are never compressed, or have a density of their own.
         nonfinite: On an infinity or NaN in any rank's gradient, 'stop' raises an error on all ranks
-            at that step; 'skip' skips the step on all ranks and leaves no trace of it, at the cost
+            at that step; 'skip' skips the step on all ranks and restores all state, at the cost
             of a copy of the memory at each step (see Reducer).
 
     Raises:
-        ValueError: For parts that do not fit together.
+        ValueError: Where parts cannot be combined.
     """
 
     memory: Memory = field(default_factory=NoMemory)
@@ -62,7 +62,7 @@ class Composition:
         self._check_coding()
 
     def _check_payload(self) -> None:
-        """The exchange must accept what the compressor emits, and the codec be able to write it."""
+        """Check that exchange and codec accept the compressor's messages."""
         compressor, exchange = type(self.compressor).__name__, type(self.exchange).__name__
         payload = self.compressor.payload
         if payload not in self.exchange.accepts:
@@ -85,7 +85,7 @@ class Composition:
             )
 
     def _check_coding(self) -> None:
-        """An unbiased coding's error grows without bound under error feedback."""
+        """Refuse error feedback for unbiased codings, whose error would grow without bound."""
         unbiased = isinstance(self.codec.error, Unbiased)
         writes = self.exchange.writes(self.compressor.payload) is not None
         if unbiased and writes and self.memory.feeds_back:
@@ -107,7 +107,7 @@ class Composition:
 
     @property
     def loses_gradient(self) -> bool:
-        """Whether part of the gradient is neither sent nor kept, nor right in expectation."""
+        """Whether unsent or truncated gradient is discarded, and the result is biased."""
         exchange, payload = self.exchange, self.compressor.payload
         if exchange.loses:
             return True
@@ -119,7 +119,7 @@ class Composition:
 
     @property
     def volume(self) -> Volume:
-        """How many bytes buckets send."""
+        """Computes the bytes that buckets send."""
         return Volume(self.exchange, self.codec, self.compressor)
 
     def state_for(self, spec: BucketSpec) -> dict[str, Entries]:
@@ -132,10 +132,10 @@ class Composition:
         }
 
     def fingerprint(self, steps_per_epoch: int | None) -> dict[str, str]:
-        """Return what ranks must have alike so that their messages fit together, by aspect.
+        """Return the settings that must be the same on all ranks, as text by aspect.
 
         Args:
-            steps_per_epoch: What a warm-up by epochs counts as an epoch.
+            steps_per_epoch: The number of optimizer steps in an epoch of the warm-up.
         """
         parts = (
             self.codec, self.exchange, self.compressor, self.memory, self.transform, self.clipping,

@@ -1,7 +1,7 @@
-"""The α-β model of a network: closed forms of the time of an engine's calls, and their calibration.
+"""The α-β model of a network: predicts the time of an engine's calls in closed form.
 
-Each of P ranks has a full-duplex link of its own into a switch that is never the bottleneck.
-``calibrate`` measures α and β between hosts, or within one.
+The model assumes that each of P ranks has its own full-duplex link to a switch that is never the
+bottleneck. ``calibrate`` measures α and β between hosts, or within one.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ LEAST = 1e-6  # seconds: shorter times are below what the clock resolves
 
 @dataclass(frozen=True)
 class Network:
-    """Predicts the time of a message of m bytes as ``α + βm`` (Hockney 1994).
+    """Predicts the time of a message of m bytes as ``α + βm`` (Hockney, 1994).
 
     Collectives follow Thakur, Rabenseifner and Gropp (IJHPCA 2005, section 4), without the time of
     the additions. All times are in seconds, all sizes in bytes.
 
     Attributes:
-        alpha: seconds per message.
-        beta: seconds per byte.
+        alpha: Seconds per message.
+        beta: Seconds per byte.
     """
 
     alpha: float
@@ -40,51 +40,54 @@ class Network:
 
     @classmethod
     def of(cls, bits_per_second: float, latency: float) -> Network:
-        """The network whose links have this rate, and this latency in seconds."""
+        """Return the network whose links have this rate, and this latency in seconds."""
         return cls(alpha=latency, beta=8 / bits_per_second)
 
     def message(self, nbytes: float) -> float:
-        """``α + βm``: m bytes from one rank to another."""
+        """Return ``α + βm``: m bytes from one rank to another."""
         return self.alpha + self.beta * nbytes
 
     def all_gather(self, nbytes: float, workers: int) -> float:
-        """``(P-1)(α + βm)``: a ring all-gather of m bytes per rank."""
+        """Return ``(P-1)(α + βm)``: a ring all-gather of m bytes per rank."""
         return (workers - 1) * self.message(nbytes)
 
     def all_reduce(self, nbytes: float, workers: int) -> float:
-        """``2(P-1)(α + βN/P)``: a ring all-reduce of N bytes, as reduce-scatter and all-gather."""
+        """Return ``2(P-1)(α + βN/P)``: a ring all-reduce of N bytes."""
         return 2 * (workers - 1) * self.message(nbytes / workers)
 
     def broadcast(self, nbytes: float, workers: int) -> float:
-        """``⌈log2 P⌉(α + βN)``: N bytes along a binomial tree."""
+        """Return ``⌈log2 P⌉(α + βN)``: N bytes along a binomial tree."""
         return rounds(workers) * self.message(nbytes)
 
     def barrier(self, workers: int) -> float:
-        """``⌈log2 P⌉α``: a dissemination barrier, whose messages are empty."""
+        """Return ``⌈log2 P⌉α``: a dissemination barrier, whose messages are empty."""
         return rounds(workers) * self.alpha
 
 
 def rounds(workers: int) -> int:
-    """``⌈log2 P⌉``: the rounds in which a message from one rank can reach all."""
+    """Return ``⌈log2 P⌉``: the rounds in which a message from one rank reaches all."""
     return (workers - 1).bit_length()
 
 
 class Line(NamedTuple):
-    """A time linear in x: ``fixed + each·x``, in seconds."""
+    """A time that is linear in x: ``fixed + each·x``, in seconds."""
 
     fixed: float
     each: float
 
     def at(self, x: float) -> float:
-        """The time for ``x``, in seconds."""
+        """Return the time for ``x``, in seconds."""
         return self.fixed + self.each * x
 
     @classmethod
     def through(cls, points: Sequence[tuple[float, float]]) -> tuple[Line, float]:
-        """Fit a line to points (x, seconds) by least squares of relative errors.
+        """Fit a line to points by least squares of relative errors.
 
-        Relative errors, so that small x count as much as large ones. Neither coefficient is
-        negative. From points of one x, the time is taken for the same at every x.
+        Relative errors give small x the same weight as large ones. Neither coefficient is negative.
+        Where all points have the same x, the line is constant.
+
+        Args:
+            points: Pairs of x and seconds.
 
         Returns:
             The line, and the root mean square of its relative errors.
@@ -97,13 +100,13 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Calibration:
-    """The measured cost of moving bytes through an engine.
+    """Measured cost of moving bytes through an engine.
 
     Attributes:
-        network: in seconds of wall-clock time.
-        processor: in seconds of processor time of all threads of one rank, per message and byte
-            sent while as much is received.
-        error: root mean square of the relative errors of ``network``.
+        network: In wall-clock time.
+        processor: In processor time of all threads of one rank, per message and byte sent while as
+            many are received.
+        error: Root mean square of the relative errors of ``network``.
     """
 
     network: Network
@@ -115,9 +118,9 @@ class Sample(NamedTuple):
     """One measured engine call.
 
     Attributes:
-        messages, sent: messages and bytes that one rank sends.
-        seconds: wall-clock time on the slowest rank.
-        processor: processor time, in seconds, mean over the ranks.
+        messages, sent: Messages and bytes that one rank sends.
+        seconds: Wall-clock time of the slowest rank.
+        processor: Processor time in seconds, mean over the ranks.
     """
 
     messages: float
@@ -127,14 +130,15 @@ class Sample(NamedTuple):
 
 
 def calibrate(engine: Engine, sizes: Sequence[int] = SIZES, repeats: int = REPEATS) -> Calibration:
-    """Measure α and β of an engine with messages around a ring and all-reduces.
+    """Measure α and β of an engine, by sending messages around a ring and by all-reduces.
 
-    Every rank must call this, and there must be at least two. All get the same result. The fit is
-    by least squares of relative errors, so that small messages count as much as large ones.
+    A collective, for at least two ranks; the result is the same on all of them. The fit is by least
+    squares of relative errors, which give small messages the same weight as large ones.
 
     Args:
-        sizes: of the messages, in bytes.
-        repeats: of each call; the median counts.
+        engine: What is measured.
+        sizes: Bytes of the messages.
+        repeats: How often each call is timed; the median is used.
     """
     after, before = (engine.rank + 1) % engine.size, (engine.rank - 1) % engine.size
     samples = []
@@ -148,8 +152,8 @@ def calibrate(engine: Engine, sizes: Sequence[int] = SIZES, repeats: int = REPEA
 
 
 def sample(engine: Engine, call: Callable[[], object], repeats: int) -> Sample:
-    """Time a collective call: medians over the repeats, see :class:`Sample`."""
-    call()  # opens connections
+    """Measure a collective call: medians over ``repeats`` calls."""
+    call()  # the first call of an engine may open connections
     seconds, processor = [], []
     messages, sent = engine.traffic.messages, engine.traffic.sent
     call()
@@ -167,7 +171,7 @@ def sample(engine: Engine, call: Callable[[], object], repeats: int) -> Sample:
 
 
 def fit(samples: Sequence[Sample], seconds: Sequence[float]) -> tuple[Network, float]:
-    """The network that predicts ``seconds`` for the samples best, and its relative error."""
+    """Return the network that fits ``seconds`` of the samples best, and its relative error."""
     weights, error = least_squares([[each.messages, each.sent] for each in samples], seconds)
     return Network(*weights), error
 

@@ -1,4 +1,4 @@
-"""What the ranks must agree on before the first byte of a gradient moves."""
+"""Comparison of the ranks before training, and of their parameters during training."""
 
 from __future__ import annotations
 
@@ -13,36 +13,54 @@ from dgc.engines.base import Engine, EngineError, as_bytes
 
 
 class HandshakeError(EngineError):
-    """The ranks do not agree on what they are about to train."""
+    """The ranks differ in parameters, code or configuration, so they cannot train together."""
 
 
 class AgreementError(RuntimeError):
-    """The ranks' parameters are not the same any more."""
+    """The ranks' parameters are no longer bit-identical."""
 
 
 def describe_parameters(
     named_parameters: Iterable[tuple[str, Tensor]], more: str = ''
 ) -> dict[str, str]:
-    """What a rank is about to train, by aspect: names, shapes, types, and ``more``, any text."""
+    """Return what the ranks must have in common, as texts that ``shake_hands`` compares.
+
+    Args:
+        named_parameters: The model's parameters, in the order of the model.
+        more: Any text, such as the configuration.
+
+    Returns:
+        Aspect, as named in error messages → text.
+    """
     parameters = list(named_parameters)
     return {
         'parameter names': '\n'.join(name for name, _ in parameters),
         'parameter shapes': '\n'.join(str(tuple(p.shape)) for _, p in parameters),
         'parameter types': '\n'.join(str(p.dtype) for _, p in parameters),
         'the codec version': str(codec.VERSION),
-        # Which round the parameters' update differently.
+        # Fused and plain kernels round the parameters' update differently.
         'whether the fused kernels are compiled (python -m dgc.ops.build)': kernel_sets(parameters),
         'the configuration': more,
     }
 
 
 def kernel_sets(parameters: list[tuple[str, Tensor]]) -> str:
-    """The names of the kernels that serve the parameters' devices."""
+    """Return the names of the kernel modules that the parameters' devices use."""
     return ' '.join(sorted({ops.kernels(p.device).__name__ for _, p in parameters}))
 
 
 def shake_hands(engine: Engine, aspects: Mapping[str, str], device: torch.device | str) -> None:
-    """Raise HandshakeError on every rank where any rank differs from rank 0 in any aspect."""
+    """Check that all ranks have the same aspects. A collective.
+
+    Args:
+        engine: Carries the digests.
+        aspects: Name → text, with the same names on all ranks.
+        device: Of the tensors that the engine carries.
+
+    Raises:
+        HandshakeError: On all ranks, where a rank differs from rank 0.
+    """
+    # Digests are gathered instead of the texts: they are short and have the same length everywhere.
     digests = [hashlib.sha256(text.encode()).digest() for text in aspects.values()]
     first, *others = gather_bytes(engine, b''.join(digests), device)
     length = len(digests[0])
@@ -57,23 +75,30 @@ def shake_hands(engine: Engine, aspects: Mapping[str, str], device: torch.device
 
 
 def gather_bytes(engine: Engine, raw: bytes, device: torch.device | str) -> list[bytes]:
-    """Everybody's ``raw`` by rank, of the same length on all."""
+    """Return every rank's ``raw``, in order of rank; the length must be the same on all ranks."""
     ours = torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(device)
     return [row.tobytes() for row in engine.all_gather(ours).cpu().numpy()]
 
 
 def gather_text(engine: Engine, text: str, device: torch.device | str, limit: int) -> list[str]:
-    """Everybody's ``text`` by rank, cut to ``limit`` bytes."""
+    """Return every rank's ``text``, in order of rank, each cut to ``limit`` bytes of UTF-8."""
     raw = text.encode()[:limit].ljust(limit, b'\0')
     rows = gather_bytes(engine, raw, device)
     return [row.rstrip(b'\0').decode(errors='ignore') for row in rows]
 
 
 def check_agreement(engine: Engine, tensors: Iterable[Tensor]) -> None:
-    """Raise AgreementError on every rank where ``tensors`` are not bit-identical on all ranks.
+    """Check that ``tensors`` are bit-identical on all ranks. A collective.
 
-    Every exchange promises that they are. A library that breaks it (collectives on the wrong
-    stream, two threads in one group) does so silently, and training goes on with different models.
+    Every exchange guarantees it. An error in a library beneath (collectives on the wrong stream,
+    two threads in one group) breaks it silently, and each rank would then train a different model.
+
+    Args:
+        engine: Carries a digest of the tensors.
+        tensors: The parameters, in the same order on all ranks.
+
+    Raises:
+        AgreementError: On all ranks, where a rank differs from rank 0.
     """
     digest, device = hashlib.sha256(), torch.device('cpu')
     for tensor in tensors:
@@ -86,22 +111,30 @@ def check_agreement(engine: Engine, tensors: Iterable[Tensor]) -> None:
 
 
 def broadcast_tensors(engine: Engine, tensors: Iterable[Tensor], root: int = 0) -> None:
-    """Overwrite ``tensors``, of any type and shape, with those of ``root``.
+    """Overwrite ``tensors`` with those of rank ``root``. A collective.
 
-    They travel as bytes: engines refuse 0-dimensional, bool and some integer tensors.
+    Args:
+        engine: Carries them.
+        tensors: Of any type and shape, in the same order on all ranks.
+        root: The rank whose values all ranks receive.
     """
     for tensor in tensors:
         if tensor.numel():
+            # Sent as bytes, since engines refuse 0-dimensional, bool and some integer tensors.
             sent = engine.broadcast(as_bytes(tensor), root)
             with torch.no_grad():
                 tensor.copy_(sent.view(tensor.dtype).view(tensor.shape))
 
 
 def average_tensors(engine: Engine, tensors: Iterable[Tensor]) -> None:
-    """Overwrite floating point ``tensors`` with their mean over the ranks, in one all-reduce.
+    """Overwrite floating-point ``tensors`` with their mean over the ranks, in one all-reduce.
 
-    For BatchNorm's running statistics, which each rank gathers from its own share of the data.
-    Tensors of other types, such as BatchNorm's step count, are left alone.
+    For BatchNorm's running statistics, which each rank computes from its own part of the data.
+    Tensors of other types, such as BatchNorm's step count, are not changed.
+
+    Args:
+        engine: Sums them.
+        tensors: In the same order on all ranks.
     """
     floating = [tensor for tensor in tensors if tensor.is_floating_point()]
     if not floating or engine.size == 1:

@@ -1,4 +1,4 @@
-"""A communication hook for DistributedDataParallel, over the same path as DistributedOptimizer."""
+"""A DistributedDataParallel communication hook that averages gradients through a composition."""
 
 # No annotations from __future__: DDP reads those of a hook, and does not understand strings.
 
@@ -27,24 +27,26 @@ class CompressionHook:
         hook = CompressionHook(model, optimizer, dgc.deep_gradient_compression(0.001))
         loss.backward(); optimizer.step()
 
-    DDP rebuilds its buckets after the first iteration, so nothing is kept by DDP's bucket:
+    DDP rebuilds its buckets after the first iteration, so residuals cannot be stored by DDP bucket:
     gradients are copied into the composition's own buckets, by parameter. Save and restore
-    ``state_dict()`` beside the model's and the optimizer's.
+    ``state_dict()`` together with the model's and the optimizer's.
 
     Args:
-        model: Whose gradients become the mean over the ranks.
-        optimizer: Of the same parameters; see DistributedOptimizer for its momentum.
-        composition: What the gradients go through.
+        model: Its gradients are replaced by their mean over the ranks.
+        optimizer: Updates the model's parameters; see DistributedOptimizer for its momentum.
+        composition: The parts that process the gradients.
         engine: By default a TorchEngine.
-        steps_per_epoch: What the composition's schedule counts as an epoch.
+        steps_per_epoch: The number of optimizer steps in an epoch of the composition's schedule.
         profile: Measures a step of ``model.module``, for planners that need times; see
             ``dgc.profile``.
 
     Attributes:
-        plan: Which parameters share a bucket.
+        plan: The division of the parameters into buckets.
+        steps: The number of steps so far.
 
     Raises:
-        ValueError: For settings that do not fit together.
+        ValueError: Where settings contradict each other, ``nonfinite`` is 'skip', or the model
+            trains parameters that the optimizer does not update.
     """
 
     def __init__(
@@ -83,7 +85,13 @@ class CompressionHook:
         model.register_comm_hook(None, self._hook)
 
     def _hook(self, _: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Take one of DDP's buckets, as its gradients are complete. Called by DDP, in order."""
+        """Copy the gradients of one of DDP's buckets, and submit the buckets that are complete.
+
+        Called by DDP, in the order of its buckets, when the gradients of ``bucket`` are complete.
+
+        Returns:
+            A future of the bucket's mean gradients, which ``_finish`` completes.
+        """
         if not self._waiting:
             self.reducer.set_densities(self.steps, self.steps_per_epoch)
             self._missing = defaultdict(int)
@@ -104,7 +112,7 @@ class CompressionHook:
         return future
 
     def _finish(self) -> None:
-        """Wait for the mean gradients, copy them into DDP's buckets, and begin another step."""
+        """Wait for the mean gradients and copy them into DDP's buckets, which ends the step."""
         waiting, self._waiting = self._waiting, []
         self.reducer.synchronize()
         for bucket, future in waiting:
@@ -115,10 +123,10 @@ class CompressionHook:
         self.steps += 1
 
     def state_dict(self) -> dict[str, object]:
-        """Return everything that the composition keeps, and the number of steps."""
+        """Return the state of the composition's parts, and the number of steps."""
         return {**self.reducer.state_dict(), 'steps': self.steps}
 
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
-        """Go on from ``state_dict()``."""
+        """Restore what ``state_dict()`` returned."""
         self.reducer.load_state_dict(state_dict)
         self.steps = int(str(state_dict['steps']))

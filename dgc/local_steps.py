@@ -48,7 +48,7 @@ class LocalSteps(Optimizer):
         inner: Takes local steps, at the learning rate of one rank.
         outer: Over the same parameters.
         named_parameters: Of the whole model; all that ``outer`` updates must be among them.
-        composition: What Δ goes through; by default it is sent uncompressed. Its schedule counts
+        composition: The parts that process Δ; uncompressed by default. Its schedule counts
             outer steps; an epoch has ``steps_per_epoch / every`` of them.
         engine: By default the one that fits the launcher.
         every: H, inner steps between two outer steps.
@@ -56,7 +56,7 @@ class LocalSteps(Optimizer):
         configuration: Any text that must be the same on all ranks.
 
     Raises:
-        ValueError: For settings that do not fit together.
+        ValueError: Where settings contradict each other.
         HandshakeError: Where ranks differ.
     """
 
@@ -166,7 +166,7 @@ class LocalSteps(Optimizer):
 
     @contextmanager
     def agreed_parameters(self) -> Iterator[None]:
-        """A context in which the model holds θ_s, on which all ranks agree; afterwards θ again."""
+        """Return a context in which the model holds θ_s, which is the same on all ranks."""
         members = self.source.members
         with torch.no_grad():
             local = [member.parameter.detach().clone() for member in members]
@@ -181,23 +181,23 @@ class LocalSteps(Optimizer):
 
     @property
     def buckets(self) -> Sequence[Bucket]:
-        """The parameters that are sent together."""
+        """The buckets, in the order in which they are sent."""
         return self.reducer.buckets
 
     @property
     def composition(self) -> Composition:
-        """What the movement goes through."""
+        """The parts that process the movement."""
         return self.reducer.composition
 
     @property
     def progress(self) -> Progress:
-        """What this rank has done so far; ``steps`` are inner steps."""
+        """This rank's counters of steps, elements, bytes and seconds; ``steps`` are inner steps."""
         return self.reducer.progress
 
     def state_dict(self) -> dict[str, Any]:
-        """Return both optimizers' states, θ_s, and everything that the composition keeps.
+        """Return both optimizers' states, θ_s, and the state of the composition's parts.
 
-        θ itself is in the model's state. Also between two outer steps.
+        May be called between two outer steps. θ itself is in the model's state.
         """
         return {
             'optimizer': self.inner.state_dict(),
@@ -210,7 +210,7 @@ class LocalSteps(Optimizer):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from ``state_dict()``, after the model's state was loaded.
+        """Restore what ``state_dict()`` returned. The model's state must be loaded before.
 
         Where another rank or another number of ranks saved it, the model goes on from θ_s: the
         local steps since then belong to that rank.

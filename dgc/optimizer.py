@@ -28,8 +28,8 @@ class DistributedOptimizer(Optimizer):
         engine = dgc.create()
         optimizer = dgc.DGCSGD(model.parameters(), lr=0.1 * engine.size, momentum=0.9)
         optimizer = dgc.DistributedOptimizer(optimizer, model.named_parameters(), engine=engine)
-        loss.backward()        # buckets are compressed and sent as their gradients appear
-        optimizer.step()       # waits for the others
+        loss.backward()        # compresses and sends buckets as their gradients are computed
+        optimizer.step()       # waits for the other ranks
 
     It shares ``param_groups`` and ``state`` with ``optimizer``, so learning rate schedulers work
     on it. At construction the ranks compare what they are about to train, and rank 0's parameters
@@ -45,15 +45,15 @@ class DistributedOptimizer(Optimizer):
         composition: By default Deep Gradient Compression at a density of 0.1 %.
         engine: By default the one that fits the launcher.
         batches_per_step: Backward passes whose gradients are accumulated before they are sent.
-        steps_per_epoch: What the composition's schedule counts as an epoch.
+        steps_per_epoch: The number of optimizer steps in an epoch of the composition's schedule.
         configuration: Any text that must be the same on all ranks.
         profile: Measures a step of the model, for planners that need times; see ``dgc.profile``.
 
     Attributes:
-        plan: Which parameters share a bucket.
+        plan: The division of the parameters into buckets.
 
     Raises:
-        ValueError: For settings that do not fit together.
+        ValueError: Where settings contradict each other.
         HandshakeError: Where ranks differ.
     """
 
@@ -97,7 +97,7 @@ class DistributedOptimizer(Optimizer):
         self.state = self.optimizer.state
 
     def _regroup(self) -> None:
-        """The wrapped optimizer's groups and state are other objects after loading."""
+        """Use the wrapped optimizer's groups and state, which loading replaces by new objects."""
         self._share()
         regroup(self.reducer.buckets, self.optimizer)
 
@@ -152,26 +152,26 @@ class DistributedOptimizer(Optimizer):
 
     @contextmanager
     def agreed_parameters(self) -> Iterator[None]:
-        """A context in which the model holds the parameters on which all ranks agree: always."""
+        """Return an empty context: the model always holds the parameters common to all ranks."""
         yield
 
     @property
     def buckets(self) -> Sequence[Bucket]:
-        """The parameters that are sent together."""
+        """The buckets, in the order in which they are sent."""
         return self.reducer.buckets
 
     @property
     def composition(self) -> Composition:
-        """What the gradients go through."""
+        """The parts that process the gradients."""
         return self.reducer.composition
 
     @property
     def progress(self) -> Progress:
-        """What this rank has done so far."""
+        """This rank's counters of steps, elements, bytes and seconds."""
         return self.reducer.progress
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimizer's state, and everything that the composition keeps."""
+        """Return the wrapped optimizer's state, and that of the composition's parts."""
         return {
             'optimizer': self.optimizer.state_dict(),
             **self.reducer.state_dict(),
@@ -179,10 +179,10 @@ class DistributedOptimizer(Optimizer):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from ``state_dict()``, however the parameters were grouped then.
+        """Restore what ``state_dict()`` returned, for any division into buckets.
 
         Raises:
-            ValueError: Where a residual or momentum has no place here and would be lost.
+            ValueError: Where this composition has no memory for a saved residual or momentum.
         """
         self.reducer.load_state_dict(state_dict)
         self.optimizer.load_state_dict(state_dict['optimizer'])

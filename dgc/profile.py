@@ -1,4 +1,4 @@
-"""When each parameter's gradient is complete in a step, so that it may be sent."""
+"""Measures when each gradient is complete during a step, so that it may be sent."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 
 class Profile(NamedTuple):
-    """Seconds after a step's begin; medians over its batches.
+    """Measured times of a step, in seconds from its start: medians over the measured batches.
 
-    forward: when the backward pass begins; backward: when it has ended.
-    arrivals: by parameter, when its gradient is complete, in order of appearance. A parameter that
-        takes no part in a step is not there.
+    Attributes:
+        forward: When the forward pass has ended and the backward pass begins.
+        backward: When the backward pass has ended.
+        arrivals: Parameter name → when its gradient is complete, ascending. Parameters that take no
+            part in the step are absent.
     """
 
     forward: float
@@ -28,12 +30,18 @@ class Profile(NamedTuple):
 def profile(
     model: nn.Module, closure: Callable[[], Tensor], batches: int, warmup: int = 1
 ) -> Profile:
-    """Take ``batches`` forward and backward passes, after ``warmup`` that do not count.
+    """Measure forward and backward passes of a model; the last batch's gradients stay in ``.grad``.
 
-    closure: the loss of the next batch, a scalar. Where it makes backward passes of its own, to
-        accumulate, they belong to its forward pass, and an arrival is the last of a parameter's.
+    Args:
+        model: Whose gradients are observed.
+        closure: Computes the scalar loss of the next batch. Backward passes inside it, which
+            accumulate gradients, count as part of the forward pass; a parameter's arrival is then
+            its last.
+        batches: The number of measured steps.
+        warmup: The number of steps before them that are not measured.
 
-    The gradients of the last batch stay. Raises ValueError where there is no batch to count.
+    Raises:
+        ValueError: For ``batches`` below 1.
     """
     if batches < 1:
         raise ValueError(f'batches must be at least 1, got {batches}')
@@ -41,7 +49,7 @@ def profile(
     arrived: dict[str, float] = {}
 
     def note(name: str, parameter: Tensor) -> None:
-        """That its gradient is complete."""
+        """Record when a gradient was accumulated. Called by autograd."""
         arrived[name] = moment(parameter.device)
 
     handles = [
@@ -61,7 +69,12 @@ def profile(
 
 
 def one(closure: Callable[[], Tensor], arrived: dict[str, float]) -> Profile:
-    """One forward and backward pass, during which hooks fill ``arrived`` with moments."""
+    """Measure one forward and backward pass.
+
+    Args:
+        closure: Computes the loss.
+        arrived: Parameter name → clock reading, which hooks fill during the backward pass.
+    """
     start = time.perf_counter()
     loss = closure()
     forward = moment(loss.device)
@@ -72,7 +85,7 @@ def one(closure: Callable[[], Tensor], arrived: dict[str, float]) -> Profile:
 
 
 def medians(runs: list[Profile]) -> Profile:
-    """Of every number, over those runs that have it."""
+    """Return the median of every time, each over the runs in which it was measured."""
     names = dict.fromkeys(name for run in runs for name in run.arrivals)
     arrivals = {
         name: statistics.median(run.arrivals[name] for run in runs if name in run.arrivals)
@@ -86,7 +99,7 @@ def medians(runs: list[Profile]) -> Profile:
 
 
 def moment(device: torch.device) -> float:
-    """Now, in seconds, with all work done that a GPU was given."""
-    if device.type == 'cuda':
+    """Return the clock in seconds, after the work queued on ``device`` has finished."""
+    if device.type == 'cuda':  # kernels are asynchronous: without this, only launches are timed
         torch.cuda.synchronize(device)
     return time.perf_counter()

@@ -24,7 +24,7 @@ from dgc.sparse import Sparse, mean_of_contributors
 
 @dataclass
 class Progress:
-    """What a rank has done so far. Divide differences of two copies by steps or seconds.
+    """A rank's counters since the start. Rates are differences of two copies.
 
     Attributes:
         steps: Optimizer steps.
@@ -70,7 +70,7 @@ class Outcome(NamedTuple):
     """How the processing of a bucket ended.
 
     Attributes:
-        non_finite: Some rank's gradient was not finite; alike on all ranks.
+        non_finite: Some rank's gradient was not finite; the same on all ranks.
         done: Fence behind the work that wrote the result.
     """
 
@@ -86,8 +86,8 @@ class Reducer:
     the buckets behind it until then.
 
     With ``nonfinite='skip'``, the state of all parts is copied before a bucket is processed and
-    restored on all ranks where any bucket turns out non-finite, or where the engine fails: a step
-    that is skipped leaves no trace. The copy costs 4 bytes per element and state tensor (8 for
+    restored on all ranks where any bucket turns out non-finite, or where the engine fails, so that
+    a skipped step changes no state. The copy costs 4 bytes per element and state tensor (8 for
     momentum correction), and one more pass over them. With 'stop' nothing is copied: training goes
     on from a checkpoint.
 
@@ -161,7 +161,7 @@ class Reducer:
         return usable
 
     def count_local_step(self) -> None:
-        """Count an optimizer step in which nothing is sent: uncompressed training would have."""
+        """Count an optimizer step without an exchange, in which dense training would have sent."""
         _, all_reduce = self._uncompressed
         self.progress.steps += 1
         for bucket in self.buckets:
@@ -173,16 +173,16 @@ class Reducer:
         return save([bucket.state for bucket in self.buckets])
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict()`` gave, however the parameters were grouped then.
+        """Restore what ``state_dict()`` returned, for any division into buckets.
 
         Raises:
-            ValueError: Where a residual or momentum has no place here and would be lost.
+            ValueError: Where this composition has no memory for a saved residual or momentum.
         """
         self._abandon()
         restore([bucket.state for bucket in self.buckets], state_dict, self.engine.size)
 
     def _abandon(self) -> None:
-        """Wait for the buckets of a step that did not come to its end, and undo the step."""
+        """Wait for the buckets of an unfinished step, and undo the step."""
         wait(self._pending)
         for device, stream in self._streams.items():
             # What was queued may still read and write the state that is restored below.
@@ -214,7 +214,7 @@ class Reducer:
             return self._process(bucket)
 
     def _stream(self, device: torch.device) -> AbstractContextManager[Any]:
-        """A context in which work goes to a stream of the reducer's own."""
+        """Return a context in which GPU work is queued on the reducer's own stream."""
         if device.type != 'cuda':  # torch.cuda.stream(None) would look for a GPU at each call
             return nullcontext()
         if device not in self._streams:
@@ -222,7 +222,7 @@ class Reducer:
         return torch.cuda.stream(self._streams[device])
 
     def _process(self, bucket: Bucket) -> Outcome:
-        """The path of a gradient, from the local gradient to the result."""
+        """Compute a bucket's result from its local gradient (docs/architecture.md)."""
         start, before = time.perf_counter(), replace(self.engine.traffic)
         composition, spec = self.composition, bucket.spec
         compressor, exchange, k = self._route(bucket)
@@ -319,7 +319,7 @@ class Reducer:
         progress.compress += seconds - (after.seconds - before.seconds)
 
     def _non_finite(self, outcomes: Sequence[Outcome]) -> NonFiniteGradientError:
-        """The error of this rank: it names its own parameters, or says that another rank failed."""
+        """Return this rank's error, which names its own parameters or says that another failed."""
         rank, failures, self._failures = self.engine.rank, self._failures, []
         if failures:
             names = ', '.join(failures)

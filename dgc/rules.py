@@ -1,4 +1,4 @@
-"""Which parameters are never compressed, and which have a density of their own."""
+"""Exceptions from the schedule by parameter: never compressed, or another density."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dgc.schedule import DensitySchedule, density_of
 
 @dataclass(frozen=True)
 class LayerRules:
-    """Exceptions by parameter.
+    """Exceptions from the schedule, by parameter name and shape.
 
     Attributes:
         dense: Shell patterns of names of parameters that are never compressed, such as

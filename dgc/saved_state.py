@@ -17,7 +17,7 @@ from dgc.state import ROLES, Resize
 
 
 def save(states: Sequence[BucketState]) -> dict[str, Any]:
-    """Return copies of everything that the parts keep, by parameter name."""
+    """Return copies of the state of all parts, by parameter name."""
     saved: dict[str, Any] = {role: {} for role in ROLES}
     saved['buckets'] = []
     saved['resize'] = {role: {} for role in ROLES}
@@ -34,17 +34,17 @@ def save(states: Sequence[BucketState]) -> dict[str, Any]:
 
 
 def restore(states: Sequence[BucketState], saved: Mapping[str, Any], world_size: int) -> None:
-    """Restore what ``save`` or ``merge_states`` returned, however parameters were grouped then.
+    """Restore what ``save`` or ``merge_states`` returned, for any division into buckets.
 
-    Plain values are restored for buckets of the same parameters only; others start anew.
+    Plain values are restored for buckets of the same parameters only; others get their initial values.
 
     Args:
-        states: Of this run's buckets.
-        saved: Of this rank.
+        states: States of this run's buckets, changed in place.
+        saved: What was saved by, or merged for, this rank.
         world_size: The number of ranks of this run.
 
     Raises:
-        ValueError: Where a residual or momentum has no place here and would be lost.
+        ValueError: Where this composition has no memory for a saved residual or momentum.
     """
     check_places(states, saved)
     check_slices(states, saved, world_size)
@@ -54,7 +54,7 @@ def restore(states: Sequence[BucketState], saved: Mapping[str, Any], world_size:
 
 
 def check_places(states: Sequence[BucketState], saved: Mapping[str, Any]) -> None:
-    """Raise ValueError where saved residuals have no place in this composition."""
+    """Raise ValueError where this composition has no memory for saved residuals."""
     places = {name: state.parts for state in states for name in state.spec.names}
     for role in ROLES:
         rules = saved.get('resize', {}).get(role, {})
@@ -68,7 +68,7 @@ def check_places(states: Sequence[BucketState], saved: Mapping[str, Any]) -> Non
 
 
 def check_slices(states: Sequence[BucketState], saved: Mapping[str, Any], world_size: int) -> None:
-    """Raise ValueError where one rank's slices were cut for other buckets than these."""
+    """Raise ValueError where a rank's saved slices belong to another division into buckets."""
     rules = [rule for role in saved.get('resize', {}).values() for rule in role.values()]
     is_complete = saved.get('has_all_slices') or world_size == 1
     if is_complete or Resize.OWNER_SLICE.value not in rules:
@@ -89,7 +89,7 @@ def merge_states(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> d
 
     Returns:
         What ``Reducer.load_state_dict`` takes. Entries that are meaningful for one rank of the old
-        world size only are left out, and start anew.
+        world size only are removed, and reset to their initial values.
     """
     old = len(states)
     rules: Mapping[str, Mapping[str, str]] = states[0].get('resize') or older_rules(states[0])
@@ -126,7 +126,7 @@ def merge_states(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> d
 
 
 def older_rules(state: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return the rules of a state without them, from a version whose memories all added up."""
+    """Return the resize rules of a state saved by a version without them: SUM for all memories."""
     entries = {entry for tensors in state['memory'].values() for entry in tensors}
     return {'memory': dict.fromkeys(sorted(entries), Resize.SUM.value)}
 
@@ -138,7 +138,7 @@ def _add_up(
     states: Sequence[Mapping[str, Any]],
     scale: float,
 ) -> None:
-    """``target[name][entry] = scale · Σ states[role][name][entry]``."""
+    """Compute ``target[name][entry] = scale · Σ states[role][name][entry]``."""
     for state in states:
         for name, entries in state.get(role, {}).items():
             if entry in entries:

@@ -1,4 +1,4 @@
-"""What the ranks average: gradients as autograd completes them, or the movement of local steps.
+"""Sources of contributions: gradients as autograd completes them, or the movement of local steps.
 
 A source writes a rank's contribution into the ``.grad`` of the parameters of each bucket and
 submits the bucket; the reducer writes the result to the same place. The optimizer that owns the
@@ -31,7 +31,7 @@ class Source(ABC):
 
     @abstractmethod
     def finish(self) -> None:
-        """Provide whatever was not provided yet; ``reducer.synchronize()`` follows.
+        """Provide the remaining contributions; called before ``reducer.synchronize()``.
 
         Raises:
             RuntimeError: Where the parameters that are trained have changed.
@@ -45,7 +45,7 @@ class Source(ABC):
 
 
 class GradientHooks(Source):
-    """Gradients, each submitted as soon as a bucket is complete, during the backward pass.
+    """Gradients; each bucket is submitted during the backward pass, as soon as it is complete.
 
     Args:
         reducer: Whose buckets are filled.
@@ -111,7 +111,7 @@ class GradientHooks(Source):
                 self._reducer.ready(index)
 
     def finish(self) -> None:
-        """Take zeros for parameters that had no gradient."""
+        """Submit zeros for parameters that had no gradient."""
         check_trained(self._optimizer, self._passes, self._names)
         for bucket in self._reducer.buckets:
             for member in bucket.members:
@@ -120,7 +120,7 @@ class GradientHooks(Source):
         self._is_open = False
 
     def check_result(self) -> None:
-        """Called when no other thread writes gradients any more."""
+        """See ``Source.check_result``; called when no other thread writes gradients any more."""
         touched = [name for bucket in self._reducer.buckets for name in bucket.touched()]
         if touched:
             raise RuntimeError(
@@ -133,8 +133,8 @@ class GradientHooks(Source):
 class Movement(Source):
     """The movement ``Δ = θ_s - θ`` of the parameters since the ranks last agreed on θ_s.
 
-    ``finish`` restores θ_s, so that whatever comes of the exchange, the ranks hold the same
-    parameters afterwards.
+    ``finish`` restores θ_s, so that the ranks hold the same parameters even if the exchange fails
+    or is skipped.
 
     Args:
         reducer: Whose buckets are filled.
@@ -155,7 +155,7 @@ class Movement(Source):
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Agree on the parameters as they are now."""
+        """Set θ_s to a copy of the present parameters."""
         for member in self.members:
             if member.name in self.agreed:
                 self.agreed[member.name].copy_(member.parameter)
@@ -164,7 +164,7 @@ class Movement(Source):
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Hand down the movement in the place of gradients, and restore θ_s."""
+        """Write the movement to ``.grad``, submit all buckets, and restore θ_s."""
         for bucket in self._reducer.buckets:
             for member in bucket.members:
                 agreed = self.agreed[member.name]

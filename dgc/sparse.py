@@ -1,4 +1,4 @@
-"""A message of one rank for one bucket, before a codec writes it as bytes."""
+"""Messages of one rank for one bucket, before a codec encodes them, and their arithmetic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Payload(Enum):
-    """What a message carries: all elements in order (no indices), or some with their indices."""
+    """The form of a message: all elements in order, or some elements with their indices."""
 
     DENSE = 'dense'
     SPARSE = 'sparse'
@@ -36,41 +36,46 @@ class Sparse(NamedTuple):
         return self.indices is None
 
     def add_to(self, flat: Tensor, alpha: float = 1.0) -> Tensor:
-        """Add in place, ``flat += alpha * self``, to float32 ``flat[n]``; returns it."""
+        """Compute ``flat += alpha * self`` in place for float32 ``flat[n]``; return ``flat``."""
         if self.indices is None:
             return flat.add_(self.values, alpha=alpha)
         return flat.index_add_(0, self.indices, self.values, alpha=alpha)
 
     def at(self, mask: Tensor) -> Sparse:
-        """The elements of a sparse message for which bool ``mask[k]`` is true, as a message."""
+        """Return the elements of a sparse message at which bool ``mask[k]`` is true."""
         assert self.indices is not None
         return Sparse(self.values[mask], self.indices[mask], self.numel)
 
     def to_dense(self) -> Tensor:
-        """A new float32 ``[n]``, zero where the message has no element."""
+        """Return a new float32 ``[n]`` that is zero where the message has no element."""
         return self.add_to(torch.zeros(self.numel, device=self.values.device))
 
 
 def gather(flat: Tensor, indices: Tensor) -> Sparse:
-    """The elements of ``flat[n]`` at ``indices[k]``, as a message."""
+    """Return the elements of ``flat[n]`` at int64 ``indices[k]``, as a sparse message."""
     return Sparse(flat[indices], indices, flat.numel())
 
 
 def empty_message(numel: int, device: torch.device | str = 'cpu') -> Sparse:
-    """A valid sparse message without elements."""
+    """Return a sparse message of a tensor ``[numel]`` without elements."""
     return Sparse(
         torch.empty(0, device=device), torch.empty(0, dtype=torch.int64, device=device), numel
     )
 
 
 def difference(ours: Sparse, delivered: Sparse) -> Sparse:
-    """``ours - delivered``: the quantization or truncation error of a message.
+    """Compute ``ours - delivered``: the quantization or truncation error of a message.
 
-    Both are dense or both are sparse. Where the indices differ, those in both appear twice in the
-    result, once with each sign: it can be added to a buffer, and is not a message to send.
+    Args:
+        ours: What this rank selected.
+        delivered: What the exchange delivered of it; dense if and only if ``ours`` is.
+
+    Returns:
+        The error, to be added to a buffer. It is not a message to send: where the two sparse
+        messages differ in their indices, an index that is in both occurs twice.
 
     Raises:
-        ValueError: one is dense and the other sparse.
+        ValueError: If one is dense and the other sparse.
     """
     if ours.indices is None or delivered.indices is None:
         if ours.indices is not delivered.indices:
@@ -86,10 +91,10 @@ def difference(ours: Sparse, delivered: Sparse) -> Sparse:
 
 
 def merge(parts: Sequence[Sparse]) -> Sparse:
-    """The sum of sparse messages of the same ``numel``, added in their order.
+    """Return the sum of sparse messages of the same ``numel``, added in their order.
 
     Raises:
-        ValueError: one of them is dense.
+        ValueError: If one of them is dense.
     """
     indices, place = torch.unique(torch.cat([indices_of(p) for p in parts]), return_inverse=True)
     values = torch.zeros(len(indices), device=indices.device)
@@ -101,17 +106,21 @@ def merge(parts: Sequence[Sparse]) -> Sparse:
 
 
 def mean_of_contributors(parts: Sequence[Sparse]) -> Sparse:
-    """Average each element over those sparse messages that have it (DeMo, arXiv 2411.19870)."""
+    """Average each element over those sparse messages that have it (DeMo, arXiv 2411.19870).
+
+    Raises:
+        ValueError: If one of them is dense.
+    """
     total = merge(parts)
     indices, counts = torch.unique(torch.cat([indices_of(p) for p in parts]), return_counts=True)
     return Sparse(total.values / counts, indices, total.numel)
 
 
 def join(parts: Sequence[Sparse], numel: int) -> Sparse:
-    """Combine sparse messages that have no index in common into one.
+    """Combine sparse messages of a tensor ``[numel]`` that have no index in common into one.
 
     Raises:
-        ValueError: one of them is dense.
+        ValueError: If one of them is dense.
     """
     indices, order = torch.cat([indices_of(part) for part in parts]).sort()
     return Sparse(torch.cat([part.values for part in parts])[order], indices, numel)
@@ -120,8 +129,11 @@ def join(parts: Sequence[Sparse], numel: int) -> Sparse:
 def cut(sparse: Sparse, k: int) -> tuple[Sparse, Sparse]:
     """Split a sparse message into its ``k`` elements of largest magnitude, and the rest.
 
-    Of equal magnitudes those with the lowest indices come first, so that all ranks split the same
-    message alike. A NaN counts as an infinity.
+    Ties are resolved by index, lowest first, so that all ranks split the same message alike. A NaN
+    counts as an infinity.
+
+    Returns:
+        The ``k`` largest elements, or all where there are fewer, and the others; both ascending.
     """
     if len(sparse.values) <= k:
         return sparse, sparse.at(torch.zeros_like(sparse.values, dtype=torch.bool))
@@ -134,7 +146,7 @@ def cut(sparse: Sparse, k: int) -> tuple[Sparse, Sparse]:
 
 
 def contains(ascending: Tensor, wanted: Tensor) -> Tensor:
-    """Whether each of int64 ``wanted[m]`` is among int64 ``ascending[k]``: bool ``[m]``."""
+    """Return bool ``[m]``: whether each of int64 ``wanted[m]`` is in int64 ``ascending[k]``."""
     if not len(ascending):
         return torch.zeros_like(wanted, dtype=torch.bool)
     place = torch.searchsorted(ascending, wanted).clamp_(max=len(ascending) - 1)
@@ -142,7 +154,7 @@ def contains(ascending: Tensor, wanted: Tensor) -> Tensor:
 
 
 def indices_of(sparse: Sparse) -> Tensor:
-    """The indices of a sparse message, int64 ``[k]``. Raises ValueError for a dense one."""
+    """Return the indices of a sparse message, int64 ``[k]``. Raises ValueError for a dense one."""
     if sparse.indices is None:
         raise ValueError('a dense message has no indices; all-reduce it instead')
     return sparse.indices

@@ -1,4 +1,4 @@
-"""What a part remembers between steps, and how that follows a change of the world size.
+"""Declarations of the state of a composition's parts, and of its conversion between world sizes.
 
 Every part of a composition (memory, compressor, exchange, transform) is a rule without storage.
 ``state_for(spec)`` declares what the part remembers of one bucket; the bucket allocates it, saves

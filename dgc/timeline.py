@@ -1,9 +1,9 @@
-"""When the buckets of a step come through, on a worker with one core and one link.
+"""Predicted times of the buckets of a step, on a rank with one processor core and one link.
 
-The core makes the forward and the backward pass, and whatever the paths of the buckets cost it on
-the way. While the backward pass goes on, a path has half of the core, as of two threads each has.
-Buckets go down their path one after another, as one thread takes them, so the link carries one at a
-time. Arithmetic only: nothing is measured here.
+The core executes the forward pass, the backward pass, and the compression and decompression of
+buckets. While the backward pass is running, the processing of a bucket gets half of the core, since
+the two run in one thread each. Buckets are processed one after another by one thread, so the link
+transfers one bucket at a time. Arithmetic only: nothing is measured here.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Passage(NamedTuple):
-    """One bucket's way, in seconds.
+class BucketTimes(NamedTuple):
+    """Times of one bucket, in seconds.
 
-    ready: after the step's begin, when its gradients are complete, if nothing else is done.
-    processor: compress, encode, decode, add up. moving: the processor's part in moving its bytes.
-    network: from the first byte sent to the last received.
+    Attributes:
+        ready: From the start of the step until its gradients are complete, if the core does nothing
+            but the forward and the backward pass.
+        processor: Processor time of compressing, encoding, decoding and adding up.
+        moving: Processor time of moving its bytes to and from the network.
+        network: From the first byte sent to the last byte received.
     """
 
     ready: float
@@ -26,64 +29,83 @@ class Passage(NamedTuple):
     network: float
 
 
-class State(NamedTuple):
-    """Of a worker that has taken some buckets down their path, in seconds after the step's begin.
+class Progression(NamedTuple):
+    """State of a rank that has exchanged some buckets, in seconds from the start of the step.
 
-    backward: when the backward pass would end if there were no buckets.
-    free: when the last of them was through.
-    spent: that the core has spent on them, so that what it does else comes as much later.
+    Attributes:
+        backward: When the backward pass would end without any buckets.
+        free: When the last exchange ends, so that the communication thread is free.
+        spent: Processor time spent on buckets, by which all later computation is delayed.
     """
 
     backward: float
     free: float = 0.0
     spent: float = 0.0
 
-    def after(self, passage: Passage) -> State:
-        """With one more: it waits for its gradients, and for the bucket before it."""
-        return State(
+    def after(self, bucket: BucketTimes) -> Progression:
+        """Return the state after one more bucket."""
+        return Progression(
             self.backward,
-            self.sent(passage) + passage.network,
-            self.spent + passage.processor + passage.moving,
+            self.sent(bucket) + bucket.network,
+            self.spent + bucket.processor + bucket.moving,
         )
 
-    def begin(self, passage: Passage) -> float:
-        """When one more would enter its path."""
-        return max(passage.ready + self.spent, self.free)
+    def begin(self, bucket: BucketTimes) -> float:
+        """Return when the processing of one more bucket begins: when its gradients are complete and
+        the exchange of the bucket before it has ended."""
+        return max(bucket.ready + self.spent, self.free)
 
-    def sent(self, passage: Passage) -> float:
-        """When its message would leave: what is done while the backward pass goes on takes twice as
-        long."""
-        begin = self.begin(passage)
+    def sent(self, bucket: BucketTimes) -> float:
+        """Return when the message of one more bucket is sent."""
+        begin = self.begin(bucket)
         left = max(self.backward + self.spent - begin, 0.0)
-        return begin + passage.processor + min(passage.processor, left)
+        # Work during the backward pass has half of the core, so it takes twice as long.
+        return begin + bucket.processor + min(bucket.processor, left)
 
     @property
     def end(self) -> float:
-        """When all is over."""
+        """When the backward pass and all exchanges have ended."""
         return max(self.backward + self.spent, self.free)
 
 
 class Span(NamedTuple):
-    """When a bucket enters its path, when its message leaves, and when the sum is there."""
+    """Times of one bucket's processing, in seconds from the start of the step.
+
+    Attributes:
+        begin: Compression begins.
+        sent: The message is sent.
+        end: The result of the exchange has been received.
+    """
 
     begin: float
     sent: float
     end: float
 
 
-def spans(passages: Sequence[Passage], backward: float) -> list[Span]:
-    """Of each bucket, in order; seconds after the step's begin. backward: see :class:`State`."""
-    state, found = State(backward), []
-    for passage in passages:
-        begin, sent = state.begin(passage), state.sent(passage)
-        state = state.after(passage)
+def spans(buckets: Sequence[BucketTimes], backward: float) -> list[Span]:
+    """Return the span of each bucket.
+
+    Args:
+        buckets: In the order in which they are sent.
+        backward: When the backward pass would end without any buckets.
+    """
+    state, found = Progression(backward), []
+    for bucket in buckets:
+        begin, sent = state.begin(bucket), state.sent(bucket)
+        state = state.after(bucket)
         found.append(Span(begin, sent, state.free))
     return found
 
 
-def end(passages: Sequence[Passage], backward: float) -> float:
-    """When the backward pass and all exchanges have ended, in seconds after the step's begin."""
-    state = State(backward)
-    for passage in passages:
-        state = state.after(passage)
+def end(buckets: Sequence[BucketTimes], backward: float) -> float:
+    """Return when the backward pass and all exchanges have ended, in seconds from the start of the
+    step.
+
+    Args:
+        buckets: In the order in which they are sent.
+        backward: When the backward pass would end without any buckets.
+    """
+    state = Progression(backward)
+    for bucket in buckets:
+        state = state.after(bucket)
     return state.end

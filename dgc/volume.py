@@ -1,4 +1,4 @@
-"""How many bytes a bucket sends, and so whether compressing it is worth anything."""
+"""Bytes that a bucket sends, which decide whether it is compressed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Volume:
     def budget(self, spec: BucketSpec, density: float) -> int:
         """Return the largest number of elements of a bucket that a rank sends.
 
-        An exchange that selects is handed all elements by its compressor, and sends a fraction.
+        An exchange that selects gets all elements from the compressor, and sends a fraction.
         """
         if self.exchange.selects:
             return keep(spec.numel, density)
@@ -31,7 +31,7 @@ class Volume:
     def compresses(self, spec: BucketSpec, density: float | None, world_size: int) -> bool:
         """Return whether a bucket is compressed: only where that sends fewer bytes.
 
-        One rank sends nothing, so it compares as two would, and behaves like one of several.
+        A single rank sends nothing: it decides as for two, so that it trains as in a larger job.
 
         Args:
             spec: The bucket.

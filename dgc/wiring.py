@@ -1,7 +1,7 @@
-"""From an optimizer, parameters and a composition to a reducer that runs.
+"""Creates a reducer from an optimizer, named parameters and a composition.
 
-What DistributedOptimizer, DDP hooks and LocalSteps share: the checks, the handshake of the ranks,
-the measurements that a planner needs, the plan, and the storage of its buckets.
+Shared by DistributedOptimizer, DDP hooks and LocalSteps: checks, the handshake of the ranks, the
+measurements that a planner needs, the plan, and the storage of its buckets.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def check(
     composition: Composition,
     steps_per_epoch: int | None,
 ) -> None:
-    """Raise ValueError for settings that do not fit together."""
+    """Raise ValueError where settings contradict each other."""
     check_names(optimizer, named)
     check_momentum(optimizer, composition)
     schedule = composition.schedule
@@ -64,17 +64,17 @@ def wire(
     profile: Callable[[], Profile] | None = None,
     agreed: Mapping[str, str] | None = None,
 ) -> Wired:
-    """Shake hands, plan the buckets and allocate their storage. A collective.
+    """Compare the ranks, plan the buckets and allocate their storage. A collective.
 
     Args:
-        optimizer: Says which parameters are trained, in which groups.
+        optimizer: Its groups contain the trained parameters.
         named: The model's parameters, in the same order on all ranks.
         composition: The parts that process gradients.
         engine: Carries messages.
-        steps_per_epoch: What the composition's schedule counts as an epoch.
+        steps_per_epoch: The number of optimizer steps in an epoch of the composition's schedule.
         configuration: Any text that must be the same on all ranks.
         profile: Measures a step of the model, for planners that need times; see ``dgc.profile``.
-        agreed: More that ranks must have alike, by aspect.
+        agreed: Further aspects that must be the same on all ranks: name → text.
 
     Raises:
         ValueError: Where nothing is trained, or the composition cannot serve these ranks.
@@ -101,7 +101,7 @@ def make_plan(
     engine: Engine,
     profile: Callable[[], Profile] | None,
 ) -> Plan:
-    """Give the planner what it needs, and return its plan. A collective where it needs anything.
+    """Return the planner's plan, after the measurements it needs. A collective if it needs any.
 
     Raises:
         ValueError: Where the planner needs a profile and there is none.
@@ -140,10 +140,10 @@ def measure(
 
 
 class HasState(Protocol):
-    """A composition, as far as it declares state."""
+    """The part of a composition's interface that declares state."""
 
     def state_for(self, spec: BucketSpec) -> Mapping[str, Entries]:
-        """Return what each part keeps of a bucket between steps, by the part's role."""
+        """Return the declared state of each part, by the part's role."""
 
 
 def allocate(
@@ -167,7 +167,7 @@ def allocate(
 
 
 def spec_of(named: Named) -> ParameterSpec:
-    """Return a parameter as planners see it."""
+    """Return the ``ParameterSpec`` of a parameter and its group."""
     name, parameter, group = named
     return ParameterSpec(
         name,
@@ -198,7 +198,7 @@ def trained(optimizer: Optimizer, named: Iterable[tuple[str, Parameter]]) -> lis
 
 
 def check_names(optimizer: Optimizer, named: Sequence[tuple[str, Parameter]]) -> None:
-    """Raise ValueError where a name is missing or used twice: state is kept by name."""
+    """Raise ValueError where a name is missing or used twice: state is saved by name."""
     counts = Counter(name for name, _ in named)
     twice = sorted(name for name, count in counts.items() if count > 1)
     if twice:

@@ -13,7 +13,7 @@ class TrainShare(Sampler[int]):
     """One rank's share of an epoch: every ``size``-th sample of a common permutation.
 
     All shares have the same length, so that all ranks make the same number of steps; up to
-    ``size - 1`` samples are left out of an epoch.
+    ``size - 1`` samples are not used in an epoch.
 
     Args:
         dataset: The training data.

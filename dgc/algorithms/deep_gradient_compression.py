@@ -3,10 +3,10 @@
 On each rank, for the gradient g of a bucket, with momentum m:
 
     1. Clip the local gradient                                (section 3.2)    dgc/clipping.py
-    2. Momentum correction: u ← m·u + g,  v ← v + u           (equation 4)     dgc/memory.py
+    2. Momentum correction: u ← m·u + g,  v ← v + u           (equation 4)     dgc/memory/
     3. Select the fraction ρ of v with the largest magnitude, (Algorithm 1)    dgc/compressors/
        by a threshold from a sample                           (section 5)
-    4. Momentum factor masking: v ← 0, u ← 0 where selected   (section 3.3)    dgc/memory.py
+    4. Momentum factor masking: v ← 0, u ← 0 where selected   (section 3.3)    dgc/memory/
     5. All ranks gather all messages, add them, divide by P                    dgc/exchanges/
     6. w ← w - lr·mean: the momentum was applied in step 2                     dgc/optim/
 
@@ -81,7 +81,7 @@ def deep_gradient_compression(
         nonfinite: On an infinity or NaN, 'stop' or 'skip'; see Composition.
 
     Raises:
-        ValueError: For settings that do not fit together.
+        ValueError: Where settings contradict each other.
     """
     exchange = exchange or AllGather()
     if compressor is None and exchange.selects:

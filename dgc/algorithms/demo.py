@@ -2,7 +2,7 @@
 
 On each rank, for the gradient g of a bucket, with learning rate η:
 
-    1. δ ← β·δ + η·g                                                   dgc/memory.py
+    1. δ ← β·δ + η·g                                                   dgc/memory/
     2. Discrete cosine transform of each block; its k largest coefficients q   dgc/transforms/
     3. δ ← δ - inverse(q)
     4. Gather all ranks' q; average each coefficient over the ranks that sent it

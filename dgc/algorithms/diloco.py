@@ -16,7 +16,7 @@ from dgc.planner import BySize, Planner
 
 
 def diloco(planner: Planner | None = None, nonfinite: str = 'stop') -> Composition:
-    """Return what the movement of local steps goes through: an uncompressed all-reduce.
+    """Return the composition for the movement of local steps: an uncompressed all-reduce.
 
     Args:
         planner: Divides the parameters among buckets.

@@ -2,7 +2,7 @@
 
 Warm-up, for ``freeze_step`` steps: Adam on the mean gradient, uncompressed. Then, on each rank:
 
-    1. m ← β1·m̄ + (1 - β1)·g                                          dgc/memory.py
+    1. m ← β1·m̄ + (1 - β1)·g                                          dgc/memory/
     2. Send sign(m + e)·mean|m + e| of each owner's slice to its owner;  e ← m + e - sent
     3. The owner averages its slice, adds its own error, codes it the same way and sends it to all
                                                     dgc/exchanges/compressed_all_reduce.py

@@ -1,4 +1,4 @@
-"""What the table of algorithms says of each."""
+"""The fields of the table of algorithms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Law(Enum):
     """Properties that hold for an algorithm, and are tested for it (tests/dgc/test_properties.py).
 
     Every algorithm also agrees (parameters are bit-identical on all ranks after every step),
-    resumes (a checkpoint changes nothing) and skips (a skipped step leaves no trace).
+    resumes (a checkpoint changes nothing) and skips (a skipped step changes no state).
     """
 
     CONSERVES = 'sent + residual = corrected on each rank; applied + residuals = gradients in all'
@@ -25,7 +25,7 @@ class Law(Enum):
 
 
 class Kind(Enum):
-    """Who trains how."""
+    """How ranks train: synchronously, or through a parameter server."""
 
     SYNCHRONOUS = 'synchronous'
     ASYNCHRONOUS = 'asynchronous'
@@ -42,12 +42,12 @@ class Algorithm:
     Attributes:
         name: By which benchmarks and tools call it.
         summary: One line.
-        paper: Authors, venue and arXiv number, for people.
+        paper: Authors, venue and arXiv number.
         make: Returns a fresh composition (for a parameter server, an asynchronous one); its keyword
             arguments are the algorithm's settings.
         configs: The files that choose it, in order, after those of a model.
         laws: Properties that hold for it.
-        kind: Who trains how.
+        kind: How ranks train.
         has_density: It takes ``compress_ratio``, the density of its messages.
         optimizer: The only optimizer that it works with; None for those that ``wiring.check``
             accepts.

@@ -34,7 +34,9 @@ from dgc.ops import native
 
 
 def low_bits(numel: int, count: int) -> int:
-    """l, which minimises ``count·(l + 1) + (numel >> l)``: the smallest with numel >> l ≤ 2·count.
+    """Return the l that minimises ``count·(l + 1) + (numel >> l)``.
+
+    It is the smallest l with numel >> l ≤ 2·count.
 
     One more low bit costs ``count`` bits and saves half of the ``numel >> l``, rounded up.
     """
@@ -42,25 +44,25 @@ def low_bits(numel: int, count: int) -> int:
 
 
 def stream(numel: int, count: int) -> tuple[int, int]:
-    """The begin and end of the unary part, in bits. Both grow with ``count`` and ``numel``."""
+    """Return the first and last (exclusive) bit of the unary part; both grow with the arguments."""
     low = low_bits(numel, count)
     return count * low, count * (low + 1) + (numel >> low)
 
 
 def length(numel: int, count: int) -> int:
-    """The bytes of the section."""
+    """Return the length of the section in bytes."""
     return -(-stream(numel, count)[1] // 8)
 
 
 def encode(indices: Tensor, numel: int) -> Tensor:
-    """``encode_plainly``, or the same bytes from C++ where it is compiled."""
+    """Compute ``encode_plainly``, or the same bytes from C++ where it is compiled."""
     if not ops.is_native(indices.device):
         return encode_plainly(indices, numel)
     return native.elias_fano_encode(indices, numel, low_bits(numel, len(indices)))
 
 
 def decode(section: Tensor, numel: int, count: int) -> Tensor:
-    """``decode_plainly``, or the same indices from C++ where it is compiled."""
+    """Compute ``decode_plainly``, or the same indices from C++ where it is compiled."""
     if not ops.is_native(section.device):
         return decode_plainly(section, numel, count)
     check_length(section, numel, count)

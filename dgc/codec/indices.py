@@ -31,11 +31,11 @@ class IndexCoding(ABC):
 
     @abstractmethod
     def capacity(self, numel: int, k: int) -> int:
-        """The bytes of ``k`` indices of ``numel`` elements; fewer indices never take more."""
+        """Return the bytes of ``k`` indices of ``numel`` elements; does not decrease with ``k``."""
 
     @abstractmethod
     def write(self, sparse: Sparse) -> Tensor:
-        """The section of a message: uint8 ``[capacity(numel, k)]``.
+        """Return the section of a message: uint8 ``[capacity(numel, k)]``.
 
         Raises:
             ValueError: the message is dense where the coding lists indices, or sparse where it
@@ -44,7 +44,7 @@ class IndexCoding(ABC):
 
     @abstractmethod
     def read(self, section: Tensor, numel: int, count: int) -> Tensor | None:
-        """int64 ``[count]`` from uint8 ``[capacity(numel, count)]``; None for a dense message.
+        """Read int64 ``[count]`` from uint8 ``[capacity(numel, count)]``; None if dense.
 
         The result may share the section's storage.
 
@@ -61,7 +61,7 @@ class NoIndices(IndexCoding):
     code = 3
 
     def check(self, numel: int, k: int) -> None:
-        """``k`` must be ``numel``."""
+        """Raise ValueError unless ``k`` equals ``numel``."""
         if k != numel:
             raise ValueError(
                 f"{k} of {numel} elements cannot be written with indices='none', which is for "
@@ -69,7 +69,7 @@ class NoIndices(IndexCoding):
             )
 
     def capacity(self, numel: int, k: int) -> int:
-        """0."""
+        """Return 0."""
         return 0
 
     def write(self, sparse: Sparse) -> Tensor:
@@ -82,7 +82,7 @@ class NoIndices(IndexCoding):
         return torch.empty(0, dtype=torch.uint8, device=sparse.values.device)
 
     def read(self, section: Tensor, numel: int, count: int) -> None:
-        """None: see :meth:`IndexCoding.read`."""
+        """Return None; see :meth:`IndexCoding.read`."""
 
 
 class Listed(IndexCoding):
@@ -95,7 +95,7 @@ class Listed(IndexCoding):
     limit: int = torch.iinfo(torch.int64).max
 
     def check(self, numel: int, k: int) -> None:
-        """``numel`` must not exceed the limit."""
+        """Raise ValueError where ``numel`` exceeds ``limit``."""
         if numel > self.limit:
             raise ValueError(
                 f'{numel} elements cannot be numbered with {self.name}: '
@@ -146,7 +146,7 @@ class FixedWidth(Listed):
         self.limit = torch.iinfo(dtype).max
 
     def capacity(self, numel: int, k: int) -> int:
-        """``4k`` or ``8k``."""
+        """Return ``4k`` or ``8k``."""
         return k * self.dtype.itemsize
 
     def encode(self, indices: Tensor, numel: int) -> Tensor:
@@ -165,7 +165,7 @@ class Packed(Listed):
     code = 2
 
     def capacity(self, numel: int, k: int) -> int:
-        """At most ``2 + log2(n / k)`` bits per index, rounded up to whole bytes."""
+        """Return the bytes of at most ``2 + log2(n / k)`` bits per index."""
         return elias_fano.length(numel, k)
 
     def encode(self, indices: Tensor, numel: int) -> Tensor:
@@ -189,13 +189,13 @@ INDICES: dict[str, IndexCoding] = {
 
 
 def in_order(indices: Tensor, numel: int) -> bool:
-    """``in_order_plainly``, or the same answer from C++ where it is compiled."""
+    """Compute ``in_order_plainly``, or the same answer from C++ where it is compiled."""
     check = native.in_order if ops.is_native(indices.device) else in_order_plainly
     return check(indices, numel)
 
 
 def in_order_plainly(indices: Tensor, numel: int) -> bool:
-    """Whether int64 ``[k]`` ascends, without repeating, within 0 … ``numel - 1``."""
+    """Return whether int64 ``[k]`` ascends, without repeating, within 0 … ``numel - 1``."""
     if not len(indices):
         return True
     inside = (indices[0] >= 0) & (indices[-1] < numel)

@@ -90,7 +90,9 @@ class Codec:
         return VALUES[self.values].error
 
     def capacity(self, numel: int, k: int) -> int:
-        """The bytes of a message of ``k`` of ``numel`` elements; one of fewer is never longer.
+        """Return the bytes of a message of ``k`` of ``numel`` elements.
+
+        It does not decrease with ``k``.
 
         Raises:
             ValueError: the index coding cannot number so many elements, or it is 'none' and ``k``
@@ -158,7 +160,7 @@ class Layout(NamedTuple):
 
 
 def layout(values: ValueCoding, indices: IndexCoding, numel: int, count: int) -> Layout:
-    """The sections of a message of ``count`` of ``numel`` elements, in bytes from its beginning."""
+    """Return the sections of a message of ``count`` of ``numel`` elements, in bytes."""
     begin = HEADER.size + indices.capacity(numel, count)
     end = begin + values.capacity(count)
     return Layout(begin, end, -(-end // ALIGNMENT) * ALIGNMENT)

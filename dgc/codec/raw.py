@@ -11,7 +11,7 @@ class CodecError(ValueError):
 
 
 def typed(raw: Tensor, dtype: torch.dtype) -> Tensor:
-    """uint8 bytes viewed as ``dtype``; copied first where they are not aligned for it."""
+    """Return uint8 bytes viewed as ``dtype``; copied first where they are not aligned for it."""
     if raw.storage_offset() % dtype.itemsize:
         raw = raw.clone()
     return raw.view(dtype)
@@ -28,11 +28,11 @@ def pack(fields: Tensor, bits: int) -> Tensor:
 
 
 def unpack(raw: Tensor, bits: int) -> Tensor:
-    """The inverse of :func:`pack`: uint8 ``[len(raw)·8/bits]``, unused fields included."""
+    """Invert :func:`pack`; return uint8 ``[len(raw)·8/bits]``, unused fields included."""
     fields = raw.unsqueeze(1) >> shifts(bits, raw.device)
     return fields.bitwise_and_(2**bits - 1).flatten()
 
 
 def shifts(bits: int, device: torch.device) -> Tensor:
-    """The bit at which each field of ``bits`` bits begins in a byte: uint8 ``[8/bits]``."""
+    """Return the bit at which each field of ``bits`` bits begins in a byte: uint8 ``[8/bits]``."""
     return torch.arange(0, 8, bits, dtype=torch.uint8, device=device)

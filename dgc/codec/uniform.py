@@ -16,7 +16,7 @@ IntOrTensor = TypeVar('IntOrTensor', int, Tensor)
 
 
 def mix(x: IntOrTensor) -> IntOrTensor:
-    """A bijection of 32-bit numbers in which each input bit changes about half of the output bits.
+    """Hash 32-bit numbers bijectively; each input bit changes about half of the output bits.
 
     The finalizer "16 21f0aaad 15 735a2d97 15" of Wellons' hash prospector. Its multipliers are
     below 2^31, so that int64 holds each product.
@@ -29,7 +29,7 @@ def mix(x: IntOrTensor) -> IntOrTensor:
 
 
 def keys(seed: int) -> tuple[int, int]:
-    """Two keys of 32 bits for any integer seed; seeds are equal modulo 2^64."""
+    """Return two keys of 32 bits for any integer seed; seeds are equal modulo 2^64."""
     low, high = seed & MASK, (seed >> 32) & MASK
     # The constants, 2^32 divided by the golden ratio and by √2, keep seed 0 from the fixed point
     # mix(0) = 0.
@@ -37,7 +37,7 @@ def keys(seed: int) -> tuple[int, int]:
 
 
 def uniform(seed: int, count: int, device: torch.device) -> Tensor:
-    """float32 ``[count]``, uniform over the multiples of 2^-24 in [0, 1)."""
+    """Return float32 ``[count]``, uniform over the multiples of 2^-24 in [0, 1)."""
     first, second = keys(seed)
     positions = torch.arange(count, device=device)
     # Each key enters before a mix of its own: with one alone, two seeds would draw the same

@@ -1,4 +1,4 @@
-"""What is sent: each compressor selects a part of a tensor, one a file."""
+"""Compressors select the elements of a tensor that are sent, one per file."""
 
 from dgc.compressors.base import Compressor, keep
 from dgc.compressors.block_topk import BlockTopK

@@ -48,7 +48,7 @@ class Compressor(ABC):
         """
 
     def compress(self, corrected: Tensor, density: float) -> Sparse:
-        """``select`` from a tensor ``[n]``, with nothing remembered."""
+        """Select from a tensor ``[n]``, without state from earlier steps."""
         return self.select(Corrected(corrected), density)
 
 

@@ -1,4 +1,4 @@
-"""An exact threshold that is used again and again (Ok-Topk: Li and Hoefler, PPoPP 2022, 3.1.3)."""
+"""An exact threshold, reused for several steps (Ok-Topk: Li and Hoefler, PPoPP 2022, 3.1.3)."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class SampledTopK(Compressor):
         return adapt(corrected, threshold, k, self._correction()).sparse
 
     def _rank(self, samples: int, density: float) -> int:
-        """Which of the largest of ``samples`` is the threshold.
+        """Return r, such that the threshold is the r-th largest of ``samples`` sampled magnitudes.
 
         Too few candidates cost another pass over memory and surplus ones are trimmed, so it aims
         high; where surplus ones cost a pass too, it is the published rank.

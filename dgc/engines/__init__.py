@@ -1,4 +1,4 @@
-"""Engines, one file each: the transports that carry collectives, chosen by launcher or by name."""
+"""Engines carry out collectives over a transport, one file each; chosen by launcher or by name."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ __all__ = [
 
 
 def choose(launcher: Launcher) -> str:
-    """The name of the engine for a launcher.
+    """Return the name of the default engine of a launcher.
 
-    'local' for one process, 'torch' under torchrun, 'horovod' under horovodrun or where it is
+    It is 'local' for one process, 'torch' under torchrun, 'horovod' under horovodrun or where it is
     installed, else 'torch'.
     """
     if launcher.size == 1:
@@ -52,11 +52,15 @@ def choose(launcher: Launcher) -> str:
 
 
 def create(name: str | None = None, device: torch.device | str = 'cpu') -> Engine:
-    """Make the engine called ``name``, or by default that of the launcher.
+    """Create this process's engine.
+
+    Args:
+        name: One of NAMES except 'simulated'; by default the engine of the launcher.
+        device: Of the tensors that it carries.
 
     Raises:
-        EngineError: there is no such engine, it cannot start, or its world size is not the number
-            of processes that the launcher started.
+        EngineError: If there is no such engine, it cannot start, or its world size is not the
+            number of processes that the launcher started.
     """
     launcher = detect()
     name = name or choose(launcher)
@@ -79,7 +83,7 @@ def create(name: str | None = None, device: torch.device | str = 'cpu') -> Engin
 
 
 def unknown(name: str) -> EngineError:
-    """The error for a name that is not an engine's."""
+    """Return the error for a name that is not in NAMES."""
     return EngineError(f'there is no engine {name!r}; choose one of {", ".join(NAMES)}')
 
 
@@ -92,14 +96,14 @@ def run(
     """Run ``worker(engine)`` on this rank and return its result.
 
     Args:
-        worker: the program of one rank.
-        name: of the engine; by default that of the launcher.
-        size: the number of workers of 'simulated', all of which run in this process; the result is
-            that of rank 0. For other engines the launcher decides, and it must be 1.
-        device: of the tensors.
+        worker: The program of one rank.
+        name: One of NAMES; by default the engine of the launcher.
+        size: The world size of 'simulated', whose ranks all run in this process; the result is
+            that of rank 0. Must be 1 for other engines, whose world size the launcher sets.
+        device: Of the tensors that the engine carries.
 
     Raises:
-        EngineError: the settings do not fit each other or the launcher.
+        EngineError: If the settings contradict each other or the launcher.
     """
     if name == 'simulated':
         if detect().size > 1:
@@ -113,7 +117,7 @@ def run(
     if size != 1:
         raise EngineError(
             f'a size of {size} is for the engine simulated; for {name or "any other"}, '
-            'tell the launcher how many workers to start'
+            'set the number of workers in the launcher'
         )
     engine = create(name, device)
     result = worker(engine)

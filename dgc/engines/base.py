@@ -25,7 +25,7 @@ class EngineError(RuntimeError):
 
 @dataclass
 class Traffic:
-    """What one rank has sent and received through an engine, and the time that the calls took.
+    """Bytes and messages of one rank through an engine, and the time that its calls took.
 
     Attributes:
         sent, received: bytes, counted as a ring all-reduce, a ring all-gather and a binomial tree
@@ -91,7 +91,7 @@ class Engine(ABC):
     """Collectives among ``size`` ranks.
 
     Public methods may be called from any thread: they run on the engine's own, in the order of
-    the calls, which must be the same on every rank. They block until the result is there.
+    the calls, which must be the same on every rank. They block until the result is complete.
 
     Tensors may be on any device, and of the types that the library beneath supports: not all
     support bool, integers below 32 bits, or tensors without dimensions (see ``as_bytes``).
@@ -211,18 +211,18 @@ class Engine(ABC):
 
 
 def children(place: int, size: int) -> int:
-    """The number of children of node ``place`` in a binomial tree of ``size`` nodes with root 0.
+    """Return the number of children of node ``place`` in a binomial tree of ``size`` nodes.
 
-    They are ``place + 2^j`` for every 2^j above ``place``.
+    The root is node 0; the children are ``place + 2^j`` for every 2^j above ``place``.
     """
     return sum(place < 1 << j < size - place for j in range(size.bit_length()))
 
 
 def nbytes(tensor: Tensor) -> int:
-    """The bytes of the elements of ``tensor``."""
+    """Return the number of bytes of the elements of ``tensor``."""
     return tensor.numel() * tensor.element_size()
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """A flat uint8 copy of a tensor of any shape and type, which every engine can transfer."""
+    """Return a flat uint8 copy of a tensor of any shape and type, for engines to transfer."""
     return tensor.detach().reshape(-1).contiguous().view(torch.uint8).clone()

@@ -40,7 +40,7 @@ class Group(Engine):
         )
 
     def _all_gather(self, tensor: Tensor) -> Tensor:
-        """Bruck's algorithm: the number of rows that a rank holds doubles in every round."""
+        """Gather by Bruck's algorithm: the rows that a rank holds double in every round."""
         parts = tensor.view(1, -1)  # rows of ranks rank, rank + 1, …, modulo the size
         for gap in doublings(self.size):
             count = min(gap, self.size - gap)
@@ -71,7 +71,7 @@ class Group(Engine):
         return tensor
 
     def _broadcast(self, tensor: Tensor, root: int) -> Tensor:
-        """Along a binomial tree: in each round, all that have the tensor send it to one more."""
+        """Broadcast along a binomial tree: each round doubles the number of ranks that have it."""
         place = (self.rank - root) % self.size  # in a tree whose root is 0
         for gap in doublings(self.size):
             sends, receives = place < gap and place + gap < self.size, gap <= place < 2 * gap
@@ -89,7 +89,7 @@ class Group(Engine):
 
 
 def doublings(size: int) -> Iterator[int]:
-    """1, 2, 4, … below ``size``."""
+    """Return the powers of two 1, 2, 4, … below ``size``."""
     gap = 1
     while gap < size:
         yield gap

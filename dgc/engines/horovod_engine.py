@@ -67,5 +67,5 @@ class HorovodEngine(Engine):
 
 
 def label(kind: str, tensor: Tensor) -> str:
-    """The name by which Horovod matches a collective across ranks."""
+    """Return the name by which Horovod matches a collective across ranks."""
     return f'dgc.{kind}.{tensor.dtype}.{tensor.numel()}'

@@ -50,7 +50,7 @@ VARIABLES = {
 
 
 def detect() -> Launcher:
-    """The launcher of this process; ``none`` for a process that was started without one."""
+    """Return the launcher of this process; ``none`` for a process that was started without one."""
     for name, (rank, size, local_rank, local_size) in VARIABLES.items():
         if rank in os.environ and size in os.environ:
             workers = int(os.environ[size])

@@ -52,7 +52,7 @@ def simulate(
     results: list[Any] = [None] * size
 
     def run(rank: int) -> None:
-        """The body of the thread of one worker."""
+        """Run one worker in its thread."""
         scheduler.enter(rank)
         try:
             results[rank] = worker(SimulatedEngine(scheduler, rank))
@@ -77,7 +77,12 @@ class StoppedError(EngineError):
 
 
 class QueuedMessage(NamedTuple):
-    """A message that was sent and not yet received. arrival: in seconds, on the virtual clock."""
+    """A message that was sent and not yet received.
+
+    Attributes:
+        tensor: Its content.
+        arrival: When it arrives, in seconds on the virtual clock.
+    """
 
     tensor: Tensor
     arrival: float
@@ -195,7 +200,7 @@ class Scheduler:
     def _run_next(self) -> None:
         """Give the token to the first worker of the queue.
 
-        If all that are left wait, no one can wake them: they fail with the error of a deadlock.
+        If all remaining workers wait, they are deadlocked, and fail with that error.
         """
         if self._blocked and not self._ready:
             blocked = sorted(self._blocked)
@@ -214,7 +219,7 @@ class RandomState:
         self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
     def equals(self, other: RandomState) -> bool:
-        """Whether both draw the same numbers.
+        """Return whether both draw the same numbers.
 
         False where NumPy's generator was replaced by one whose state is not a tuple.
         """
@@ -268,7 +273,7 @@ class SimulatedEngine(Engine):
     def _send_recv(
         self, tensor: Tensor, destination: int | None, source: int | None
     ) -> Tensor | None:
-        """A message occupies its sender for its whole time, α + βm.
+        """Send and receive; a message occupies its sender for its whole time, α + βm.
 
         Links are full-duplex, so a message received meanwhile costs no extra time.
         """
@@ -340,7 +345,7 @@ class SimulatedEngine(Engine):
 
 
 def add_up(inputs: Sequence[Tensor]) -> Tensor:
-    """The sum of the tensors, added in their order."""
+    """Return the sum of the tensors, added in their order."""
     total = inputs[0].clone()
     for tensor in inputs[1:]:
         total += tensor

@@ -1,4 +1,4 @@
-"""How messages are combined over the ranks: one exchange a file."""
+"""Exchanges combine the ranks' messages into one result, one per file."""
 
 from dgc.exchanges.all_gather import AllGather
 from dgc.exchanges.all_reduce import AllReduce

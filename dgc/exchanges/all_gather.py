@@ -34,5 +34,5 @@ class AllGather(Exchange):
         return Exchanged(parts, error, scale=scale, non_finite=starts_with_nan(parts))
 
     def bytes_sent(self, spec: BucketSpec, k: int, codec: Codec, world_size: int) -> float:
-        """``(P-1)·capacity``: each message passes every other rank once."""
+        """Return ``(P-1)·capacity``: each message passes every other rank once."""
         return (world_size - 1) * codec.capacity(spec.numel, k)

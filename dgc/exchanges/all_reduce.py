@@ -21,11 +21,11 @@ class AllReduce(Exchange):
     accepts = DENSE_ONLY
 
     def writes(self, payload: Payload) -> Payload | None:
-        """No codec is involved."""
+        """Return None: no codec is involved."""
         return None
 
     def reduce(self, selected: Sparse, context: Context) -> Exchanged:
-        """The engine's all-reduce, in the bucket's ``total``."""
+        """All-reduce in the bucket's ``total``."""
         if not selected.is_dense:
             raise ValueError('all-reduce sums dense messages; a sparse one needs another exchange')
         total = context.engine.all_reduce(context.bucket.copy_to_total(selected.values))
@@ -33,5 +33,5 @@ class AllReduce(Exchange):
         return Exchanged(contributions, non_finite=starts_with_nan(contributions))
 
     def bytes_sent(self, spec: BucketSpec, k: int, codec: Codec, world_size: int) -> float:
-        """A ring's reduce-scatter and all-gather."""
+        """Return the bytes of a ring's reduce-scatter and all-gather."""
         return ring_bytes(spec.numel, world_size)

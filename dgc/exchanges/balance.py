@@ -13,7 +13,7 @@ Span = tuple[int, int]  # first and last (exclusive) among all ranks' elements
 
 
 class Balance:
-    """How ``counts`` elements, by rank, are evened out; computed alike on all ranks.
+    """How ``counts`` elements, by rank, are evened out; computed identically on all ranks.
 
     All elements in order of rank make one list. A rank has a span of it, and should have an equal
     one; where its span overlaps another rank's target, elements are sent. A gather is padded to the

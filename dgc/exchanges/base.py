@@ -50,7 +50,7 @@ class Exchanged(NamedTuple):
         sent: What was delivered of this rank's message, to be removed from its memory; None for
             all of it.
         scale: How the contributions become the result.
-        non_finite: Whether some rank's gradient was not finite; alike on all ranks.
+        non_finite: Whether some rank's gradient was not finite; the same on all ranks.
     """
 
     contributions: Sequence[Sparse]
@@ -104,8 +104,8 @@ class Exchange(ABC):
 
     Attributes:
         accepts: Payloads that it takes.
-        selects: It selects the elements itself from the corrected gradient, which it is handed
-            whole; a dense message shares the memory's storage, which must not be changed.
+        selects: It selects the elements itself from the corrected gradient, which it gets
+            as a whole; a dense message shares the memory's storage, which must not be changed.
         loses: Some truncation error returns to no memory.
         is_estimate: The result estimates the mean gradient; False where it replaces it by something
             else (a vote's signs), so that no gradient is lost.
@@ -128,7 +128,7 @@ class Exchange(ABC):
         return {}
 
     def check(self, engine: Engine, device: torch.device | str = 'cpu') -> None:
-        """Raise ValueError, alike on all ranks, where this number and placement of ranks cannot be
+        """Raise ValueError, on all ranks, where this number and placement of ranks cannot be
         served.
 
         Args:

@@ -1,4 +1,4 @@
-"""Whole chunks, chosen together and summed densely (Sun et al., arXiv 1902.06855)."""
+"""Whole chunks, the same on all ranks, summed without indices (Sun et al., arXiv 1902.06855)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ChunkAllReduce(Exchange):
     selects = True
 
     def writes(self, payload: Payload) -> Payload | None:
-        """No codec is involved."""
+        """Return None: no codec is involved."""
         return None
 
     def __init__(self, chunk: int = 64) -> None:
@@ -61,7 +61,7 @@ class ChunkAllReduce(Exchange):
         return Exchanged(contributions, None, sent, non_finite=starts_with_nan(contributions))
 
     def bytes_sent(self, spec: BucketSpec, k: int, codec: Codec, world_size: int) -> float:
-        """All-reduces of the norms and of complete chunks; the last one may be shorter."""
+        """Return the bytes of all-reduces of the norms and of ``⌈k/c⌉`` complete chunks."""
         chunks = -(-spec.numel // self.chunk)
         elements = min(-(-k // self.chunk) * self.chunk, spec.numel)
         return ring_bytes(chunks, world_size) + ring_bytes(elements, world_size)

@@ -15,7 +15,7 @@ from dgc.state import Entries, OwnedSlice, owned_range
 class CompressedAllReduce(Exchange):
     """Each rank averages one slice of dense messages, and codes the average again.
 
-        scatter   every rank sends every owner its coded slice; its error is that rank's to keep
+        scatter   every rank sends every owner its coded slice; its error returns to that rank
         average   the owner adds its own error of the last step, and codes the sum
         gather    the coded averages go to all ranks; the error stays with the owner
 
@@ -26,11 +26,11 @@ class CompressedAllReduce(Exchange):
     scale = Scale.NONE
 
     def state_for(self, spec: BucketSpec) -> Entries:
-        """The owner's error, in units of the average."""
+        """Declare the owner's error, in units of the average."""
         return {'owner_error': OwnedSlice()}
 
     def writes(self, payload: Payload) -> Payload | None:
-        """Dense messages of slices."""
+        """Return DENSE: slices are sent as dense messages."""
         return Payload.DENSE
 
     def reduce(self, selected: Sparse, context: Context) -> Exchanged:
@@ -72,7 +72,7 @@ class CompressedAllReduce(Exchange):
         return Exchanged([result], error, scale=self.scale, non_finite=non_finite)
 
     def bytes_sent(self, spec: BucketSpec, k: int, codec: Codec, world_size: int) -> float:
-        """``2(P-1)`` messages of ``⌈n/P⌉`` elements."""
+        """Return the bytes of ``2(P-1)`` messages of ``⌈n/P⌉`` elements."""
         longest = -(-spec.numel // world_size)
         return 2 * (world_size - 1) * codec.capacity(longest, longest)
 

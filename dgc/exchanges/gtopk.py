@@ -48,7 +48,7 @@ class GTopK(Exchange):
         return truncation.exchanged([result], result)
 
     def bytes_sent(self, spec: BucketSpec, k: int, codec: Codec, world_size: int) -> float:
-        """``⌈log2 P⌉·capacity``: the root receives as many, and sends as many again."""
+        """Return ``⌈log2 P⌉·capacity``: the root receives as many, and sends as many again."""
         return math.ceil(math.log2(world_size)) * codec.capacity(spec.numel, k)
 
 
@@ -109,7 +109,7 @@ class GTopKDoubling(Exchange):
         return folded
 
     def bytes_sent(self, spec: BucketSpec, k: int, codec: Codec, world_size: int) -> float:
-        """``⌈log2 P⌉·capacity``, which includes the result sent to a surplus rank."""
+        """Return ``⌈log2 P⌉·capacity``, which includes the result sent to a surplus rank."""
         return math.ceil(math.log2(world_size)) * codec.capacity(spec.numel, k)
 
 

@@ -54,11 +54,11 @@ class Hierarchical(Exchange):
         self._per_machine = local_size or 1
 
     def state_for(self, spec: BucketSpec) -> Entries:
-        """The inner exchange's, and whether the memories were moved to the first rank."""
+        """Declare the inner exchange's state, and whether memories were moved to the first rank."""
         return {**self.exchange.state_for(spec), 'moved': Values()}
 
     def writes(self, payload: Payload) -> Payload | None:
-        """What the exchange between machines writes."""
+        """Return the payload that the exchange between machines encodes."""
         return self.exchange.writes(payload)
 
     def check(self, engine: Engine, device: torch.device | str = 'cpu') -> None:
@@ -122,7 +122,7 @@ class Hierarchical(Exchange):
         )
 
     def bytes_sent(self, spec: BucketSpec, k: int, codec: Codec, world_size: int) -> float:
-        """Between machines only."""
+        """Return the bytes that a machine's first rank sends to other machines."""
         machines = max(world_size // self._per_machine, 1)
         return self.exchange.bytes_sent(spec, k, codec, machines)
 
@@ -135,11 +135,11 @@ class Hierarchical(Exchange):
         return engine.local_size if self.local_size is None else self.local_size
 
     def _machine(self, engine: Engine) -> Group:
-        """The ranks of this rank's machine."""
+        """Return the ranks of this rank's machine."""
         first = engine.rank - engine.rank % self._workers(engine)
         return Group(engine, range(first, first + self._workers(engine)))
 
     def _peers(self, engine: Engine) -> Group:
-        """The ranks of the same local number on every machine."""
+        """Return the ranks of the same local number on every machine."""
         size = self._workers(engine)
         return Group(engine, range(engine.rank % size, engine.size, size))

@@ -32,11 +32,11 @@ class MajorityVote(Exchange):
         return Exchanged([result], scale=self.scale, non_finite=non_finite)
 
     def bytes_sent(self, spec: BucketSpec, k: int, codec: Codec, world_size: int) -> float:
-        """``(P-1)·capacity``: each message passes every other rank once."""
+        """Return ``(P-1)·capacity``: each message passes every other rank once."""
         return (world_size - 1) * codec.capacity(spec.numel, spec.numel)
 
     def is_smaller_than_dense(
         self, spec: BucketSpec, k: int, codec: Codec, world_size: int
     ) -> bool:
-        """Always vote: a mean gradient in some buckets would be a step of another size."""
+        """Return True: an uncompressed bucket would take a step of another size than a vote."""
         return True

@@ -55,7 +55,7 @@ class OkTopK(Exchange):
         self.region_period = region_period
 
     def state_for(self, spec: BucketSpec) -> Entries:
-        """Threshold, regions and counters, the same on all ranks."""
+        """Declare threshold, regions and counters, the same on all ranks."""
         return {'reused': Values(Resize.REPLICATED)}
 
     def reduce(self, selected: Sparse, context: Context) -> Exchanged:
@@ -91,8 +91,10 @@ class OkTopK(Exchange):
         return truncation.exchanged(parts, join(parts, numel))
 
     def bytes_sent(self, spec: BucketSpec, k: int, codec: Codec, world_size: int) -> float:
-        """``3(P-1)`` messages of ``k/P`` elements: shares of regions, the gather, and as much again
-        at most for evening out. Histograms and counts are not included."""
+        """Return the bytes of ``3(P-1)`` messages of ``k/P`` elements: regions, balance and gather.
+
+        For the balance it is an upper bound. Histograms and counts are not included.
+        """
         share = codec.capacity(spec.numel, -(-k // world_size))
         return 3 * (world_size - 1) * share
 

@@ -51,11 +51,11 @@ class PowerSGD(Exchange):
         self.rank = rank
 
     def state_for(self, spec: BucketSpec) -> Entries:
-        """``Q`` of each matrix that is approximated."""
+        """Declare ``Q`` of each matrix that is approximated."""
         return {'Q': PerParameter(self._initial_factor, Resize.REPLICATED)}
 
     def writes(self, payload: Payload) -> Payload | None:
-        """Factors are summed in float32; no codec is involved."""
+        """Return None: factors are summed in float32, without a codec."""
         return None
 
     def reduce(self, selected: Sparse, context: Context) -> Exchanged:
@@ -66,7 +66,7 @@ class PowerSGD(Exchange):
         low_rank = [name for name in matrices if name in factors]
         as_is = [name for name in matrices if name not in factors]
 
-        # 1. P = Σ M·Q over the ranks; the uncompressed parameters travel along.
+        # 1. P = Σ M·Q over the ranks; the uncompressed parameters share this all-reduce.
         products = [matrices[name] @ factors[name] for name in low_rank]
         products += [matrices[name].clone() for name in as_is]
         sums = all_reduce_together(products, context)
@@ -102,7 +102,7 @@ class PowerSGD(Exchange):
         return Exchanged(contributions, Sparse(residual, None, selected.numel))
 
     def bytes_sent(self, spec: BucketSpec, k: int, codec: Codec, world_size: int) -> float:
-        """All-reduces of ``r·n`` and of ``r·m`` numbers of each matrix, and of the rest."""
+        """Return the bytes of all-reducing ``r·n + r·m`` numbers per matrix, and the rest."""
         first = second = 0
         for member in spec.members:
             if self._is_low_rank(member):
@@ -114,7 +114,7 @@ class PowerSGD(Exchange):
         return ring_bytes(first, world_size) + ring_bytes(second, world_size)
 
     def _columns(self, member: MemberSpec) -> int:
-        """``r``, or fewer where a side of the matrix is shorter."""
+        """Return ``r``, or fewer where a side of the matrix is shorter."""
         return min(self.rank, *matrix_of(member.shape))
 
     def _is_low_rank(self, member: MemberSpec) -> bool:
@@ -122,7 +122,7 @@ class PowerSGD(Exchange):
         return len(member.shape) > 1 and self._columns(member) * (rows + columns) < member.numel
 
     def _initial_factor(self, member: MemberSpec) -> Tensor | None:
-        """Normal numbers, the same on all ranks."""
+        """Draw normal numbers, the same on all ranks."""
         if not self._is_low_rank(member):
             return None
         draw = torch.Generator().manual_seed(zlib.crc32(member.name.encode()))

@@ -39,11 +39,11 @@ class RandomK(Exchange):
         self.unbiased = unbiased
 
     def state_for(self, spec: BucketSpec) -> Entries:
-        """The number of draws so far, the same on all ranks."""
+        """Declare the number of draws so far, the same on all ranks."""
         return {'draws': Values(Resize.REPLICATED)}
 
     def writes(self, payload: Payload) -> Payload | None:
-        """Values are summed in float32; no codec is involved."""
+        """Return None: values are summed in float32, without a codec."""
         return None
 
     def reduce(self, selected: Sparse, context: Context) -> Exchanged:
@@ -69,5 +69,5 @@ class RandomK(Exchange):
         return drawn.sort().values.to(selected.values.device)
 
     def bytes_sent(self, spec: BucketSpec, k: int, codec: Codec, world_size: int) -> float:
-        """A ring all-reduce of ``k`` float32 values."""
+        """Return the bytes of a ring all-reduce of ``k`` float32 values."""
         return ring_bytes(k, world_size)

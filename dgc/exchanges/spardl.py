@@ -57,11 +57,11 @@ class SparDL(Exchange):
         self.loses = self.residuals.loses
 
     def state_for(self, spec: BucketSpec) -> Entries:
-        """What the parts keep of a bucket."""
+        """Declare the state of the compressor and of ``gather``."""
         return {'blocks': Values(), 'gather': Values()}
 
     def writes(self, payload: Payload) -> Payload | None:
-        """Sparse messages of blocks."""
+        """Return SPARSE: blocks are sent as sparse messages."""
         return Payload.SPARSE
 
     def check(self, engine: Engine, device: torch.device | str = 'cpu') -> None:
@@ -95,8 +95,10 @@ class SparDL(Exchange):
         return self.residuals.exchanged(selected.values, blocks, join(parts, numel))
 
     def bytes_sent(self, spec: BucketSpec, k: int, codec: Codec, world_size: int) -> float:
-        """One message in each round of the reduce-scatter, the teams' gather, and ``m-1`` messages
-        of one block."""
+        """Return the bytes of the reduce-scatter, the teams' gather and the team's all-gather.
+
+        They are one message per round, those of ``gather``, and ``m-1`` messages of one block.
+        """
         numel, size = spec.numel, world_size // self.teams
         limit = max(-(-k // size), 1)
         scattered = sum(

@@ -60,7 +60,7 @@ class RecursiveDoubling(TeamGather):
         return partial
 
     def bytes_sent(self, numel: int, limit: int, codec: Codec, teams: int) -> float:
-        """``log2 d`` messages of ``limit`` elements."""
+        """Return the bytes of ``log2 d`` messages of ``limit`` elements."""
         return math.log2(teams) * codec.capacity(numel, min(limit, numel))
 
 
@@ -74,7 +74,7 @@ class Bruck(TeamGather):
     """
 
     def check(self, teams: int) -> None:
-        """Every number of teams is served."""
+        """Accept every number of teams."""
 
     def sum(self, own: Sparse, blocks: Blocks, context: Context) -> Sparse:
         """See ``TeamGather.sum``."""
@@ -92,7 +92,7 @@ class Bruck(TeamGather):
         return partial
 
     def bytes_sent(self, numel: int, limit: int, codec: Codec, teams: int) -> float:
-        """``d-1`` messages of ``limit`` elements."""
+        """Return the bytes of ``d-1`` messages of ``limit`` elements."""
         return (teams - 1) * codec.capacity(numel, min(limit, numel))
 
 

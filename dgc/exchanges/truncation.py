@@ -32,7 +32,7 @@ class Truncation:
         self._cuts: list[Sparse] = []
 
     def add(self, partial: Sparse) -> None:
-        """Record that this rank, and no other, has cut or rounded off ``partial``."""
+        """Record ``partial`` as truncation or quantization error of this rank alone."""
         if len(partial.values):
             self._cuts.append(partial)
 

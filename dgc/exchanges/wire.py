@@ -15,7 +15,7 @@ from dgc.sparse import Sparse, difference, empty_message
 class Wire:
     """Writes and reads messages of at most ``k`` of a bucket's elements.
 
-    All have the length of the longest possible, so that no rank has to ask for a length first.
+    All have the length of the longest possible, so that ranks need not exchange lengths first.
 
     Attributes:
         k: At most the number of the bucket's elements.

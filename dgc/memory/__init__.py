@@ -1,4 +1,4 @@
-"""Error feedback: what each rank keeps of its gradients, one memory a file."""
+"""Memories implement error feedback on each rank, one per file."""
 
 from dgc.memory.averaged_momentum import AveragedMomentum
 from dgc.memory.base import Memory

@@ -40,7 +40,7 @@ class Memory(ABC):
     Attributes:
         buffers: Names of the float32 tensors ``[n]`` that a bucket holds for this memory.
         holds_momentum: The velocity is kept here, so the optimizer must not apply momentum again.
-        feeds_back: What is not sent, and what coding rounds off, is added to a later message.
+        feeds_back: Unsent elements and quantization errors are added to later messages.
     """
 
     buffers: tuple[str, ...] = ()

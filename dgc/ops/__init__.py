@@ -1,4 +1,4 @@
-"""Fused kernels, each with a reference in plain PyTorch that it equals bit for bit.
+"""Fused kernels, each bit-identical to a reference in plain PyTorch.
 
 reference   plain PyTorch, on any device
 native      C++, on the CPU; compiled by ``make setup`` (``python -m dgc.ops.build``)
@@ -27,13 +27,13 @@ log = logging.getLogger('dgc')
 
 
 def kernels(device: torch.device) -> Kernels:
-    """The fastest set of kernels available for a device."""
+    """Return the fastest set of kernels that is available for a device."""
     return reference if _unfused.get() else _kernels(device.type)
 
 
 @contextmanager
 def unfused() -> Iterator[None]:
-    """Use the reference alone inside this context, in this thread: for tests and benchmarks."""
+    """Use only the reference inside this context, in this thread. For tests and benchmarks."""
     token = _unfused.set(True)
     try:
         yield
@@ -42,26 +42,27 @@ def unfused() -> Iterator[None]:
 
 
 def is_fused(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether fused kernels exist for gradients of this type on this device."""
+    """Return whether fused kernels exist for gradients of this type on this device."""
     return dtype in FUSED_TYPES and kernels(device) is not reference
 
 
 def is_native(device: torch.device) -> bool:
-    """Whether the C++ library is used for tensors on a device."""
+    """Return whether the C++ library is used for tensors on a device."""
     return device.type == 'cpu' and kernels(device) is not reference
 
 
 def is_sole(tensor: Tensor) -> bool:
-    """Whether ``tensor`` is the only reference to its storage, which may then be overwritten.
+    """Return whether ``tensor`` is the only reference to its storage, which may then be
+    overwritten.
 
-    Only the C++ library can count references to a storage; without it, False.
+    Only the C++ library can count references to a storage; without it, the result is False.
     """
     return _kernels('cpu') is not reference and torch.ops.dgc.holders(tensor) == 1
 
 
 @cache
 def _kernels(device_type: str) -> Kernels:
-    """Choose the kernels for a type of device, once; logs once where only the reference exists."""
+    """Return the kernels for a type of device. Logs once where only the reference is available."""
     if device_type == 'cpu':
         from dgc.ops import native
 

@@ -37,12 +37,15 @@ class BuildError(RuntimeError):
 
 
 def is_x86() -> bool:
-    """Whether this is an x86-64 processor, for which the AVX2 and AVX-512 variants are compiled."""
+    """Return whether this is an x86-64 processor; only there AVX2 and AVX-512 are compiled."""
     return platform.machine() in ('x86_64', 'AMD64')
 
 
 def library_path() -> Path:
-    """The path of the library for these sources, this torch and this machine, built or not."""
+    """Return the path of the library for these sources, this torch and this machine.
+
+    It may not be built yet.
+    """
     digest = hashlib.sha256(repr((FLAGS, INSTRUCTION_SETS)).encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.read_bytes())

@@ -72,12 +72,12 @@ class Kernels(Protocol):
         """Find the elements at or above the threshold. Reads only."""
 
     def sample(self, accumulated: Tensor, update: Update, positions: Tensor) -> Tensor:
-        """The magnitudes at int64 ``positions[s]`` as they will be after the update. Reads only."""
+        """Return the magnitudes at int64 ``positions[s]`` after the update. Reads only."""
 
     def spread(
         self, pieces: Sequence[Tensor], contributions: Sequence[Sparse], scale: float
     ) -> None:
-        """``pieces ← scale · Σ contributions``, added in their order."""
+        """Compute ``pieces ← scale · Σ contributions``, added in their order."""
 
     def finite(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether no element of any of them is infinite or NaN."""
+        """Return whether all elements of all tensors are finite."""

@@ -32,17 +32,17 @@ OPTIONS = {'block': BLOCK, 'enable_fp_fusion': False}
 
 
 def accumulate(accumulated: Tensor, update: Update, threshold: float, limit: int) -> Found:
-    """``reference.accumulate`` in one pass over memory."""
+    """Compute ``reference.accumulate`` in one pass over memory."""
     return _search(accumulated, update, threshold, limit)
 
 
 def collect(values: Tensor, threshold: float, limit: int) -> Found:
-    """``reference.collect`` in one reading pass."""
+    """Compute ``reference.collect`` in one reading pass."""
     return _search(values.contiguous(), None, threshold, limit)
 
 
 def sample(accumulated: Tensor, update: Update, positions: Tensor) -> Tensor:
-    """``reference.sample``, reading at ``positions`` alone. They are not checked to be within n."""
+    """Compute ``reference.sample``, reading only ``positions``, whose bounds are not checked."""
     gradient, u, momentum, nesterov = _arguments(accumulated, update)
     positions = positions.contiguous()
     magnitudes = torch.empty(positions.numel(), dtype=torch.float32, device=accumulated.device)
@@ -79,12 +79,12 @@ def _search(v: Tensor, update: Update | None, threshold: float, limit: int) -> F
 
 
 def _grid(count: int) -> tuple[int]:
-    """The launch grid of ``count`` elements: one program per block."""
+    """Return the launch grid of ``count`` elements: one program per block."""
     return (triton.cdiv(count, BLOCK),)
 
 
 def _lowest_wanted(threshold: float) -> int:
-    """The bit pattern of the smallest magnitude to be found, which is never that of 0.
+    """Return the bit pattern of the smallest magnitude to be found, which is never that of 0.
 
     Non-negative floats order as their bit patterns do, with NaN above infinity. So kernels compare
     integers, and find every NaN.
@@ -96,7 +96,7 @@ def _lowest_wanted(threshold: float) -> int:
 def _arguments(
     v: Tensor, update: Update | None
 ) -> tuple[Tensor | None, Tensor | None, float, bool]:
-    """Gradient, momentum buffer, momentum and rule, checked.
+    """Return gradient, momentum buffer, momentum and rule, after checks of their sizes.
 
     A kernel would read and write beyond the end of a tensor that is too short.
     """
@@ -234,7 +234,7 @@ def _widened(gradient):
 
 @triton.jit
 def _updated(g, u, v, momentum, nesterov: tl.constexpr):
-    """The new u and v by the rules of Update, with the reference's order of operations."""
+    """Return the new u and v by the rules of Update, in the reference's order of operations."""
     if nesterov:
         u = (u + g) * momentum
         v = v + u + g
@@ -246,7 +246,7 @@ def _updated(g, u, v, momentum, nesterov: tl.constexpr):
 
 @triton.jit
 def _is_wanted(values, lowest):
-    """1 where a magnitude is at or above the threshold, else 0."""
+    """Return 1 where a magnitude is at or above the threshold, else 0."""
     magnitudes = values.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     return (magnitudes >= lowest).to(tl.int32)
 

@@ -35,7 +35,7 @@ def load() -> bool:
 
 
 def accumulate(accumulated: Tensor, update: Update, threshold: float, limit: int) -> Found:
-    """``reference.accumulate`` in one pass over memory."""
+    """Compute ``reference.accumulate`` in one pass over memory."""
     indices, values, count = torch.ops.dgc.accumulate(
         accumulated, *_arguments(update), threshold, limit
     )
@@ -43,18 +43,18 @@ def accumulate(accumulated: Tensor, update: Update, threshold: float, limit: int
 
 
 def collect(values: Tensor, threshold: float, limit: int) -> Found:
-    """``reference.collect`` in one reading pass."""
+    """Compute ``reference.collect`` in one reading pass."""
     indices, chosen, count = torch.ops.dgc.collect(values.contiguous(), threshold, limit)
     return Found(count, indices, chosen)
 
 
 def sample(accumulated: Tensor, update: Update, positions: Tensor) -> Tensor:
-    """``reference.sample``, reading at ``positions`` alone."""
+    """Compute ``reference.sample``, reading at ``positions`` alone."""
     return torch.ops.dgc.sample(accumulated, *_arguments(update), positions)
 
 
 def spread(pieces: Sequence[Tensor], contributions: Sequence[Sparse], scale: float) -> None:
-    """``reference.spread`` in one writing pass, for float32 pieces and sparse contributions."""
+    """Compute ``reference.spread`` in one pass, for float32 pieces and sparse contributions."""
     if any(piece.dtype != torch.float32 for piece in pieces):
         reference.spread(pieces, contributions, scale)
         return
@@ -64,7 +64,7 @@ def spread(pieces: Sequence[Tensor], contributions: Sequence[Sparse], scale: flo
 
 
 def step(parameter: Tensor, gradient: Tensor, buffer: Tensor, group: dict[str, Any]) -> None:
-    """``dgc.optim.sgd.step_plainly`` in one pass, for contiguous float32 tensors."""
+    """Compute ``dgc.optim.sgd.step_plainly`` in one pass, for contiguous float32 tensors."""
     torch.ops.dgc.step(
         parameter,
         gradient,
@@ -77,44 +77,44 @@ def step(parameter: Tensor, gradient: Tensor, buffer: Tensor, group: dict[str, A
 
 
 def finite(tensors: Sequence[Tensor]) -> bool:
-    """``reference.finite`` in one reading pass, which ends soon after an element that is not."""
+    """Compute ``reference.finite`` in one pass that ends soon after a non-finite element."""
     if all(tensor.dtype in FUSED_TYPES and tensor.is_contiguous() for tensor in tensors):
         return torch.ops.dgc.finite([tensor.view(-1) for tensor in tensors])
     return reference.finite(tensors)
 
 
 def in_order(indices: Tensor, numel: int) -> bool:
-    """``dgc.codec.indices.in_order_plainly`` in one pass."""
+    """Compute ``dgc.codec.indices.in_order_plainly`` in one pass."""
     return torch.ops.dgc.in_order(indices.contiguous(), numel)
 
 
 def linear_encode(values: Tensor, bits: int, block: int) -> Tensor:
-    """``dgc.codec.values.linear.Linear.encode_plainly`` in two passes over each block."""
+    """Compute ``Linear.encode_plainly`` in two passes over each block."""
     return torch.ops.dgc.linear_encode(values.contiguous(), bits, block)
 
 
 def qsgd_encode(values: Tensor, bits: int, block: int, first: int, second: int) -> Tensor:
-    """``dgc.codec.values.qsgd.QSGD.encode_plainly``, with the two keys of its seed."""
+    """Compute ``QSGD.encode_plainly``, with the two keys of its seed."""
     return torch.ops.dgc.qsgd_encode(values.contiguous(), bits, block, first, second)
 
 
 def linear_decode(section: Tensor, count: int, bits: int, block: int) -> tuple[Tensor, bool]:
-    """``Linear.decode_plainly``; the second result is False where a block's scale is invalid."""
+    """Compute ``Linear.decode_plainly``, and whether all scales are valid."""
     return torch.ops.dgc.linear_decode(section.contiguous(), count, bits, block)
 
 
 def elias_fano_encode(indices: Tensor, numel: int, low: int) -> Tensor:
-    """``dgc.codec.elias_fano.encode_plainly`` in one pass over the indices."""
+    """Compute ``dgc.codec.elias_fano.encode_plainly`` in one pass over the indices."""
     return torch.ops.dgc.elias_fano_encode(indices.contiguous(), numel, low)
 
 
 def elias_fano_decode(section: Tensor, numel: int, count: int, low: int) -> tuple[Tensor, int]:
-    """``dgc.codec.elias_fano.decode_plainly``, and the number of indices that the section holds."""
+    """Compute ``elias_fano.decode_plainly``, and the number of indices in the section."""
     return torch.ops.dgc.elias_fano_decode(section.contiguous(), numel, count, low)
 
 
 def _arguments(update: Update) -> tuple[list[Tensor], Tensor | None, int, float]:
-    """The gradient, momentum buffer, rule and momentum that the C++ functions take."""
+    """Return the gradient, momentum buffer, rule and momentum that the C++ functions take."""
     rule = PLAIN
     if update.momentum_buffer is not None:
         rule = NESTEROV if update.nesterov else MOMENTUM

@@ -31,7 +31,7 @@ def accumulate(accumulated: Tensor, update: Update, threshold: float, limit: int
 
 
 def collect(values: Tensor, threshold: float, limit: int) -> Found:
-    """The elements of ``values[n]`` of magnitude ``threshold`` or more, and not 0; every NaN."""
+    """Find the non-zero elements of ``values[n]`` of at least magnitude ``threshold``, and NaNs."""
     # Compared with <, a NaN is not below the threshold, so it is found.
     below = values.abs() < max(threshold, SMALLEST)
     indices = below.logical_not_().nonzero().view(-1)
@@ -40,7 +40,7 @@ def collect(values: Tensor, threshold: float, limit: int) -> Found:
 
 
 def sample(accumulated: Tensor, update: Update, positions: Tensor) -> Tensor:
-    """float32 magnitudes at int64 ``positions[s]`` as they will be after the update."""
+    """Return float32 magnitudes at int64 ``positions[s]`` as they will be after the update."""
     gradient = update.gradient[positions].float()
     v = accumulated[positions]
     if update.momentum_buffer is None:
@@ -77,7 +77,7 @@ def fill(pieces: Sequence[Tensor], flat: Tensor) -> None:
 
 
 def finite(tensors: Sequence[Tensor]) -> bool:
-    """Whether all elements of all tensors are finite.
+    """Return whether all elements of all tensors are finite.
 
     A finite sum proves it in one reading pass; a sum that overflowed needs a second look.
     """

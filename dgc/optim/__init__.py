@@ -1,4 +1,4 @@
-"""Optimizers that leave their momentum to a memory."""
+"""Optimizers for gradients to which a memory has applied the momentum."""
 
 from dgc.optim.one_bit_adam import OneBitAdam
 from dgc.optim.sgd import DGCSGD

@@ -27,6 +27,10 @@ class OneBitAdam(Optimizer):
         eps: ε.
         weight_decay: Decoupled, as in AdamW: w ← w·(1 - lr·λ).
         freeze_step: T, which must be the composition's.
+        min_variance: When v freezes, it is raised to at least this fraction of its mean over the
+            tensor. A coded momentum has one magnitude for all elements of a block, also for those
+            whose gradient was always zero, and dividing it by √v = 0 would end training. (The
+            paper's implementation leaves it to its users to mask such elements.)
 
     Raises:
         ValueError: For settings out of range.
@@ -40,10 +44,12 @@ class OneBitAdam(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         freeze_step: int = 100,
+        min_variance: float = 0.05,
     ) -> None:
-        if lr < 0 or eps < 0 or weight_decay < 0:
+        if min(lr, eps, weight_decay, min_variance) < 0:
             raise ValueError(
-                f'lr, eps and weight_decay must be at least 0, got {lr}, {eps} and {weight_decay}'
+                'lr, eps, weight_decay and min_variance must be at least 0, got '
+                f'{lr}, {eps}, {weight_decay} and {min_variance}'
             )
         if not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f'betas must be at least 0 and below 1, got {betas}')
@@ -55,6 +61,7 @@ class OneBitAdam(Optimizer):
             'eps': eps,
             'weight_decay': weight_decay,
             'freeze_step': freeze_step,
+            'min_variance': min_variance,
         }
         super().__init__(params, defaults)
 
@@ -88,6 +95,8 @@ class OneBitAdam(Optimizer):
         if warming_up:
             momentum.lerp_(grad, 1 - beta1)
             second.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+            if state['step'] == group['freeze_step']:
+                second.clamp_(min=group['min_variance'] * float(second.mean()))
         else:
             momentum.copy_(grad)
         counted = min(state['step'], group['freeze_step'])

@@ -1,4 +1,4 @@
-"""SGD whose momentum lives in a memory."""
+"""SGD for gradients to which a memory has already applied the momentum."""
 
 from __future__ import annotations
 
@@ -14,18 +14,24 @@ from dgc.ops import native
 
 
 class DGCSGD(Optimizer):
-    """SGD for gradients that carry momentum already (MomentumCorrection).
+    """SGD for gradients to which a memory has already applied the momentum (MomentumCorrection).
 
-    Weight decay is not part of what is compressed. It is a dense, linear term, so its momentum is
-    kept here, and the two parts add up to momentum SGD exactly where nothing is sparse:
+    Weight decay is not compressed. It is a dense, linear term that every rank computes itself, so
+    its momentum ``b`` is kept here. Without compression, both momenta add up to momentum SGD:
 
         b ← m·b + λ·w,  w ← w − lr·(g + b)        Nesterov:  w ← w − lr·(g + λ·w + m·b)
 
-    where ``g`` is the mean over the workers of what their memories sent.
+    where ``g`` is the mean over the ranks of what their memories sent.
 
-    lr: learning rate.
-    momentum, nesterov: read by the memory, and applied here to weight decay alone.
-    weight_decay: λ, the L2 penalty.
+    Args:
+        params: Parameters or groups of them, as for ``torch.optim.SGD``.
+        lr: Learning rate.
+        momentum: m. The memory reads and applies it; here it applies to weight decay only.
+        weight_decay: λ, the L2 penalty.
+        nesterov: Whether Nesterov momentum is used, by the memory and for weight decay.
+
+    Raises:
+        ValueError: For a negative setting, or Nesterov without momentum.
     """
 
     def __init__(
@@ -51,7 +57,14 @@ class DGCSGD(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]
-        """One update from the ``.grad`` of each parameter; returns the closure's loss."""
+        """Update each parameter from its ``.grad``.
+
+        Args:
+            closure: Computes the loss again; optional.
+
+        Returns:
+            The closure's loss.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -70,7 +83,7 @@ class DGCSGD(Optimizer):
         return loss
 
     def _decay_momentum(self, parameter: Tensor) -> Tensor:
-        """``b``, in the parameter's shape."""
+        """Return the buffer ``b``, in the parameter's shape; zeros at first."""
         state = self.state[parameter]
         if 'decay_momentum' not in state:
             state['decay_momentum'] = torch.zeros_like(parameter)
@@ -78,7 +91,7 @@ class DGCSGD(Optimizer):
 
 
 def step_without_buffer(parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-    """``w ← w − lr·(g + λ·w)``."""
+    """Update a parameter without ``b``: ``w ← w − lr·(g + λ·w)``."""
     if group['weight_decay']:
         parameter.mul_(1 - group['lr'] * group['weight_decay'])
     parameter.add_(gradient, alpha=-group['lr'])
@@ -87,7 +100,14 @@ def step_without_buffer(parameter: Tensor, gradient: Tensor, group: dict[str, An
 def step_plainly(
     parameter: Tensor, gradient: Tensor, buffer: Tensor, group: dict[str, Any]
 ) -> None:
-    """One parameter's update, with ``buffer`` as its ``b``."""
+    """Update a parameter in plain PyTorch: the reference for ``native.step``.
+
+    Args:
+        parameter: w, changed in place.
+        gradient: g.
+        buffer: b, changed in place.
+        group: The parameter's group, with ``lr``, ``momentum``, ``nesterov`` and ``weight_decay``.
+    """
     momentum = group['momentum']
     decay = parameter * group['weight_decay']
     buffer.mul_(momentum).add_(decay)
@@ -96,7 +116,7 @@ def step_plainly(
 
 
 def fits_kernel(parameter: Tensor, gradient: Tensor, buffer: Tensor) -> bool:
-    """Whether the fused step is there for a parameter, its gradient and its ``b``."""
+    """Return whether the fused step supports a parameter, its gradient and its ``b``."""
     return (
         ops.is_native(parameter.device)
         and parameter.dtype == torch.float32

@@ -48,14 +48,14 @@ class Scaling(ABC):
 
     @abstractmethod
     def factor(self, staleness: int) -> float:
-        """The factor for an update that was computed on a model ``staleness`` updates ago."""
+        """Return the factor of an update whose model was ``staleness`` updates old."""
 
 
 class Unscaled(Scaling):
     """Applies every update as it is."""
 
     def factor(self, staleness: int) -> float:
-        """1."""
+        """Return 1."""
         return 1.0
 
 
@@ -63,7 +63,7 @@ class InverseStaleness(Scaling):
     """Divides an update by its staleness from 2 on (Zhang et al., IJCAI 2016, equation 6)."""
 
     def factor(self, staleness: int) -> float:
-        """``1 / max(staleness, 1)``."""
+        """Return ``1 / max(staleness, 1)``."""
         return 1 / max(staleness, 1)
 
 
@@ -127,7 +127,7 @@ class Asynchronous:
         return parameters
 
     def plan(self, parameters: Sequence[Named]) -> Plan:
-        """Group parameters into buckets, alike on the server and on its workers."""
+        """Group parameters into buckets, the same on the server and its workers."""
         specs = [spec_of(named) for named in parameters]
         return Plan(self.planner.plan(PlanRequest(specs, self.rules, self.schedule)))
 
@@ -157,7 +157,7 @@ class Asynchronous:
         return None if schedule is None else schedule.at(step, steps_per_epoch)
 
     def _is_sparse(self, bucket: Bucket) -> bool:
-        """Whether the bucket's messages are sparse at its density: only where that saves bytes."""
+        """Return whether the bucket's messages are sparse at its density, which must save bytes."""
         if bucket.density is None:
             return False
         k = keep(bucket.numel, bucket.density)
@@ -184,7 +184,7 @@ def dual_way(
     scaling: Scaling | None = None,
     statistics_period: int = STATISTICS_PERIOD,
 ) -> Asynchronous:
-    """Dual-way gradient sparsification, DGS (Yan, arXiv 1910.10929).
+    """Return dual-way gradient sparsification, DGS (Yan, arXiv 1910.10929).
 
     Args:
         compress_ratio: Density of a worker's updates; above 1 its inverse, 100 for 1 %.

@@ -76,7 +76,7 @@ class Model:
         return [len(values) for values in self.flats]
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Names of the parameters, and views of θ in their shapes."""
+        """Return the parameters' names, and views of θ in their shapes."""
         for bucket, values in zip(self._buckets, self.flats, strict=True):
             yield from bucket.views(values)
 
@@ -87,7 +87,7 @@ class Model:
         return b''.join(protocol.encode_section(part, self._composition.codec) for part in parts)
 
     def apply_update(self, update: Sequence[Sparse], factor: float) -> None:
-        """``θ ← θ − factor · update``."""
+        """Compute ``θ ← θ − factor · update``."""
         for values, part in zip(self.flats, update, strict=True):
             part.add_to(values, alpha=-factor)
 
@@ -130,7 +130,7 @@ class FloatBuffers:
         self.numel = sum(tensor.numel() for tensor in self._tensors)
 
     def read(self) -> Tensor:
-        """A copy, float32 ``[numel]`` on the CPU."""
+        """Return a copy, float32 ``[numel]`` on the CPU."""
         parts = [tensor.detach().float().cpu().reshape(-1) for tensor in self._tensors]
         return torch.cat(parts) if parts else torch.empty(0)
 
@@ -145,7 +145,7 @@ class FloatBuffers:
 def agreement_digests(
     named: list[tuple[str, Parameter]], buffers: int, configuration: str
 ) -> dict[str, bytes]:
-    """A SHA-256 digest of each aspect in which a worker must agree with its server.
+    """Return a SHA-256 digest of each aspect that a worker and its server must have in common.
 
     Args:
         named: All parameters of the model. The values of frozen ones are an aspect, since frozen

@@ -114,12 +114,12 @@ class Message(NamedTuple):
     body: bytes | memoryview = b''
 
     def encode(self) -> bytes:
-        """The message as one frame."""
+        """Return the message as one frame."""
         fields = (self.kind, self.slot, self.session, self.sequence, self.ticket)
         return HEADER.pack(MAGIC, *fields, self.version, self.update, len(self.body)) + self.body
 
     def reply(self, kind: Kind, **fields: Any) -> Message:
-        """A reply to this request."""
+        """Return a reply to this request."""
         return Message(kind, self.session, self.sequence, **fields)
 
     @property
@@ -130,7 +130,7 @@ class Message(NamedTuple):
 
 
 def decode(frame: bytes | memoryview, expected: frozenset[Kind]) -> Message:
-    """The message in ``frame``. Raises ProtocolError unless it is valid and of an expected kind."""
+    """Decode ``frame``. Raises ProtocolError unless it is valid and of an expected kind."""
     if len(frame) < HEADER.size:
         raise ProtocolError(f'{len(frame)} bytes are no message: a header has {HEADER.size}')
     magic, kind, *numbers, length = HEADER.unpack_from(frame)
@@ -148,7 +148,7 @@ def decode(frame: bytes | memoryview, expected: frozenset[Kind]) -> Message:
 
 
 def refusal(request: Message | None, reason: str) -> Message:
-    """The reply that refuses ``request`` with a reason; None where it could not be decoded."""
+    """Return the reply that refuses a request; ``request`` is None if it was not decodable."""
     body = reason.encode()[:MAX_TEXT]
     if request is None:
         return Message(Kind.REFUSED, 0, 0, body=body)
@@ -156,7 +156,7 @@ def refusal(request: Message | None, reason: str) -> Message:
 
 
 class Budget(NamedTuple):
-    """How much is trained, by how many workers.
+    """The amount of training, and the number of workers.
 
     Attributes:
         worker_slots: Number of workers that may train at the same time.
@@ -179,24 +179,32 @@ class Budget(NamedTuple):
             raise ValueError(f'there is nothing to train: {self}')
 
     def encode(self) -> bytes:
-        """The first bytes of a WELCOME."""
+        """Return the first bytes of a WELCOME."""
         return BUDGET.pack(self.worker_slots, self.updates, self.steps_per_epoch)
 
     @classmethod
     def decode(cls, body: bytes | memoryview) -> Budget:
-        """The budget at the beginning of a WELCOME's body, which has at least ``BUDGET.size``
-        bytes. Divisors are at least 1."""
+        """Read the budget at the beginning of a WELCOME's body of at least ``BUDGET.size`` bytes.
+
+        Numbers that are used as divisors are set to at least 1.
+        """
         worker_slots, updates, steps_per_epoch = BUDGET.unpack_from(body)
         return cls(max(worker_slots, 1), max(steps_per_epoch, 1), updates)
 
 
 def is_cheaper_dense(numel: int, k: int, codec: Codec) -> bool:
-    """Whether a message of ``k`` of ``numel`` elements is at least as long as all in float32."""
+    """Return whether ``numel`` float32 are no longer than a message of ``k`` of them."""
     return codec.capacity(numel, k) >= FLOAT32 * numel
 
 
 def encode_section(part: Sparse, codec: Codec, seed: int = 0) -> bytes:
-    """Return one bucket's section; seed: of a stochastic value coding."""
+    """Return one bucket's section.
+
+    Args:
+        part: The bucket's elements, sparse or dense.
+        codec: Encodes a sparse part.
+        seed: Of a stochastic value coding.
+    """
     form, data = DENSE, part.values
     if part.indices is not None:
         form, data = SPARSE, codec.encode(part, seed)
@@ -205,7 +213,7 @@ def encode_section(part: Sparse, codec: Codec, seed: int = 0) -> bytes:
 
 
 def decode_sections(body: bytes | memoryview, numels: Sequence[int], codec: Codec) -> list[Sparse]:
-    """The buckets' elements in a body of sections.
+    """Return the buckets' elements in a body of sections.
 
     Args:
         body: One section per bucket, and nothing else.
@@ -241,19 +249,19 @@ def decode_sections(body: bytes | memoryview, numels: Sequence[int], codec: Code
 
 
 def tensor_to_bytes(tensor: Tensor) -> bytes:
-    """The elements of a flat tensor, copied to the CPU."""
+    """Return the elements of a flat tensor, copied to the CPU."""
     return tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def tensor_from_bytes(data: bytes | memoryview, dtype: torch.dtype) -> Tensor:
-    """A flat tensor in storage of its own. Raises ProtocolError for a fraction of an element."""
+    """Copy bytes to a flat tensor. Raises ProtocolError for a fraction of an element."""
     if len(data) % dtype.itemsize:
         raise ProtocolError(f'{len(data)} bytes are no whole number of {dtype}')
     return torch.frombuffer(bytearray(data), dtype=dtype) if len(data) else torch.empty(0).to(dtype)
 
 
 def max_message_bytes(numels: Sequence[int], buffers: int, aspects: int) -> int:
-    """An upper bound of the length of every message about one model.
+    """Return an upper bound of the length of every message about one model.
 
     Args:
         numels: Elements of each bucket.

@@ -94,7 +94,7 @@ class WorkerSlots:
         return iter(tuple(self._workers.values()))
 
     def get(self, session: int) -> ConnectedWorker | None:
-        """The worker with this session, if it holds a slot."""
+        """Return the worker with this session, if it holds a slot."""
         return self._workers.get(session)
 
     def assign(self, session: int, now: float) -> ConnectedWorker | None:
@@ -121,7 +121,7 @@ class Server:
         buffers: Of the whole model.
         composition: The parts of asynchronous training.
         budget: Number of workers and updates.
-        configuration: Any text that the workers must have alike.
+        configuration: Any text, which must equal the workers'.
         observer: Callbacks.
         timeout: Seconds without a message or heartbeat after which a worker's slot is freed.
 
@@ -230,14 +230,14 @@ class Server:
             worker.last_seen += seconds
 
     def average(self) -> Tensor:
-        """BatchNorm's statistics: the mean of each slot's last report, float32 ``[m]``."""
+        """Return BatchNorm's statistics, float32 ``[m]``: the mean of the slots' last reports."""
         reports = list(self._reported.values())
         return torch.stack(reports).mean(0) if reports else self.statistics.read()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that another server process needs to continue.
+        """Return everything that another server process needs to continue.
 
-        The records θ_w are left out: after a restart every worker joins again and gets all of θ.
+        The records θ_w are not saved: after a restart every worker joins again and gets all of θ.
         """
         return {
             'version': self.version,
@@ -341,12 +341,12 @@ class Server:
     def _stored_reply(
         self, message: Message, worker: ConnectedWorker, kind: Kind, body: bytes
     ) -> bytes:
-        """A reply that changes the worker's record, stored in case the request is repeated."""
+        """Return a reply that changes the worker's record; store it for repeated requests."""
         worker.sequence, worker.base = message.sequence, self.version
         fields = {'slot': worker.slot, 'ticket': worker.ticket}
         worker.reply = message.reply(kind, version=self.version, body=body, **fields).encode()
         return worker.reply
 
     def _repeated_reply(self, message: Message, worker: ConnectedWorker) -> bytes | None:
-        """The stored reply to a repeated request; None for one before it, which was answered."""
+        """Return the stored reply to the last request, if repeated; None for an earlier one."""
         return worker.reply if message.sequence == worker.sequence else None

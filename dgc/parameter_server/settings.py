@@ -1,6 +1,6 @@
-"""How a server and its workers reach, authenticate and wait for each other.
+"""Addresses, key files and time-outs of a server and its workers.
 
-Settings, addresses and key files. Nothing here needs pyzmq; sockets.py has the connections.
+Nothing here needs pyzmq; sockets.py has the connections.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Address(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        """``host:port``, with brackets around an IPv6 address."""
+        """Return ``host:port``, with brackets around an IPv6 address."""
         return f'[{self.host}]:{self.port}' if ':' in self.host else f'{self.host}:{self.port}'
 
     @property
@@ -47,7 +47,7 @@ def parse_address(text: str, setting: str) -> Address:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host`` is an address that only this machine can reach."""
+    """Return whether ``host`` is an address that only this machine can reach."""
     if host == 'localhost':
         return True
     try:
@@ -148,7 +148,7 @@ def read_key_file(path: Path) -> bytes:
 
 
 def choose_secret(setting: str | None, host: str) -> bytes | None:
-    """The secret to use for connections through ``host``; None to connect without a key.
+    """Return the secret to use for connections through ``host``; None to connect without a key.
 
     Args:
         setting: ``configs.server.key``: a key file, 'unprotected', or None, which is accepted for

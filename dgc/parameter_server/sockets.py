@@ -64,7 +64,7 @@ class Key(NamedTuple):
 
 
 def derive_key(secret: bytes) -> Key:
-    """The key pairs derived from 32 bytes that only the server and its workers have."""
+    """Return the key pairs derived from 32 bytes that only the server and its workers have."""
 
     def pair(role: bytes) -> KeyPair:
         raw = hashlib.blake2b(secret, digest_size=SECRET_BYTES, person=b'dgc ' + role).digest()
@@ -105,7 +105,7 @@ class Monitor:
         self.socket = socket.get_monitor_socket(CONNECTED | REFUSED | DISCONNECTED)
 
     def events(self) -> Iterator[int]:
-        """The events since the last call: CONNECTED, one of REFUSED, or DISCONNECTED."""
+        """Return the events since the last call: CONNECTED, one of REFUSED, or DISCONNECTED."""
         while self.socket.poll(0):
             yield int(recv_monitor_message(self.socket)['event'])
 
@@ -197,7 +197,7 @@ class SocketLink(Link):
             log.debug('no connection to %s', self.address)
 
     def _reconnected(self) -> bool:
-        """Process connection events; whether there was a connection other than the first."""
+        """Process connection events; return whether the connection was opened again."""
         reconnected = False
         for event in self._monitor.events():
             if event & CONNECTED:
@@ -355,12 +355,12 @@ class OnlyKey:
         self._public = public
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether ``key`` is the workers' public key."""
+        """Return whether ``key`` is the workers' public key."""
         return key == self._public
 
 
 def peer_address(frame: Any) -> str:
-    """The address of a frame's sender."""
+    """Return the address of a frame's sender."""
     try:
         return str(frame.get('Peer-Address'))
     except zmq.ZMQError:

@@ -1,4 +1,4 @@
-"""Which parameters share a bucket: by size, by measured times, or as in a saved plan."""
+"""Planners divide parameters into buckets: by size, by measured times, or by a saved plan."""
 
 from dgc.planner.base import Planner, PlanRequest
 from dgc.planner.by_size import BySize, PerTensor, Whole

@@ -1,4 +1,4 @@
-"""The interface of planners, and what they are given."""
+"""The interface of planners, and their input."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from dgc.schedule import DensitySchedule
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What a planner divides, and by what it may go.
+    """The input of a planner.
 
     Attributes:
-        parameters: Those that are trained, in the model's order.
-        rules, schedule: Say which are compressed, at which density.
+        parameters: The trained parameters, in the model's order.
+        rules, schedule: Decide which parameters are compressed, and at which density.
         world_size: The number of ranks.
-        saved: The plan of an earlier run, where the planner names one.
-        forecast: Measured times, where the planner needs them.
+        saved: The plan of an earlier run; None unless the planner has a ``saved_plan``.
+        forecast: Measured times; None unless the planner needs timing.
     """
 
     parameters: Sequence[ParameterSpec]
@@ -42,11 +42,12 @@ class PlanRequest:
 class Planner(ABC):
     """Divides the parameters of a model among buckets.
 
-    A pure function of its request: ranks that are given the same come to the same plan. What it
-    needs from outside is declared, and provided by ``dgc.wiring``.
+    A pure function of its request, so all ranks compute the same plan from the same request. It
+    declares which measurements and files it needs, and ``dgc.wiring`` provides them.
 
     Attributes:
-        saved_plan: plan.json of an earlier run that it needs; rank 0 reads it for all.
+        saved_plan: Path of the plan.json of an earlier run that it needs; None for none. Rank 0
+            reads it for all ranks.
     """
 
     saved_plan: str | None = None
@@ -79,6 +80,6 @@ class Planner(ABC):
 
 
 def sharing_key(parameter: ParameterSpec, schedule: DensitySchedule | None) -> Hashable:
-    """Return what must be equal for parameters to share a bucket."""
+    """Return a key that is equal for parameters that may share a bucket."""
     momentum = (parameter.momentum, parameter.nesterov)
     return (parameter.dtype, parameter.device, *momentum, repr(schedule))

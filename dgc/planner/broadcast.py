@@ -1,4 +1,4 @@
-"""Rank 0's numbers for all ranks: as JSON, which keeps every bit of a float and runs no code."""
+"""Broadcasts rank 0's numbers as JSON, which keeps floats bit for bit and executes no code."""
 
 from __future__ import annotations
 

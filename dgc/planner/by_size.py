@@ -1,4 +1,4 @@
-"""Neighbours share a bucket up to a size: nothing needs to be measured."""
+"""Planners by size, which need no measurement."""
 
 from __future__ import annotations
 
@@ -58,7 +58,11 @@ class Whole(BySize):
 
 @dataclass
 class Group:
-    """Parameters of one bucket. last: number of the parameter added last, over all groups."""
+    """Parameters of one bucket.
+
+    Attributes:
+        last: The number of the parameter that was added last, counted over all groups.
+    """
 
     schedule: DensitySchedule | None
     members: list[ParameterSpec] = field(default_factory=list)
@@ -67,7 +71,7 @@ class Group:
 
 
 class Groups:
-    """Parameters gathered until ``limit`` bytes, separately for each kind that may share."""
+    """Collects parameters into groups of up to ``limit`` bytes, separately for each sharing key."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

@@ -1,4 +1,4 @@
-"""Predicted times of a division into buckets, from measured costs."""
+"""Predicts the times of buckets and of a step from measured costs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dgc.codec import Codec
 from dgc.compressors import Compressor, TopK
 from dgc.costmodel import Line
 from dgc.exchanges import Exchange
-from dgc.timeline import Passage, end
+from dgc.timeline import BucketTimes, end
 from dgc.volume import Volume
 
 FREE = Line(0.0, 0.0)
@@ -22,10 +22,10 @@ class Route:
     """Measured costs of a compressed bucket, or of an uncompressed one.
 
     Attributes:
-        compress: Processor seconds by elements.
-        exchange: Seconds in the engine by bytes that a rank sends.
-        error: Relative error of both lines (root mean square); the larger.
-        moving: The part of ``exchange`` in which the processor works, and does not wait.
+        compress: Processor seconds as a function of the number of elements.
+        exchange: Seconds in the engine as a function of the bytes that a rank sends.
+        error: Root mean square of the relative errors of a line; the larger of the two.
+        moving: Processor seconds within ``exchange``, as a function of the bytes that a rank sends.
     """
 
     compress: Line
@@ -39,11 +39,12 @@ class Costs:
     """Measured costs of a composition.
 
     Attributes:
-        workers: The number of ranks.
-        sparse: Of compressed buckets; None where no message was smaller than an uncompressed one.
-        dense: Of uncompressed buckets.
-        copy: Seconds by elements, for parameters that share an uncompressed bucket. Compressed
-            buckets copy them too where no kernel reads pieces; that is not included.
+        workers: The world size.
+        sparse: Costs of compressed buckets; None where no compressed message was smaller.
+        dense: Costs of uncompressed buckets.
+        copy: Seconds of copying gradients into an uncompressed bucket of several parameters, as a
+            function of the number of elements. Compressed buckets need this copy too where no
+            kernel reads gradients in pieces; that is not included.
     """
 
     workers: int
@@ -54,19 +55,29 @@ class Costs:
 
 @dataclass(frozen=True)
 class Timing:
-    """Measured times of a run; ``arrivals`` and ``backward`` as in ``dgc.profile.Profile``."""
+    """Measured times of a run.
+
+    Attributes:
+        arrivals: Parameter name → when its gradient is complete, see ``dgc.profile.Profile``.
+        backward: When the backward pass ends, see ``dgc.profile.Profile``.
+        costs: Of the composition.
+    """
 
     arrivals: Mapping[str, float]
     backward: float
     costs: Costs
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as numbers, lists and dictionaries."""
+        """Return this as numbers, lists and dictionaries."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Timing:
-        """Read what ``to_json`` returned; KeyError, TypeError or ValueError for anything else."""
+        """Read what ``to_json`` returned.
+
+        Raises:
+            KeyError, TypeError, ValueError: For anything else.
+        """
         costs = found['costs']
         return cls(
             {str(name): float(seconds) for name, seconds in found['arrivals'].items()},
@@ -81,7 +92,7 @@ class Timing:
 
 
 def route(found: Mapping[str, Any]) -> Route:
-    """Read one route of ``Costs``."""
+    """Read a ``Route`` from its dictionary."""
     compress, exchange = Line(*found['compress']), Line(*found['exchange'])
     moving = Line(*found.get('moving', FREE))  # absent in older plans
     return Route(compress, exchange, float(found['error']), moving)
@@ -89,7 +100,12 @@ def route(found: Mapping[str, Any]) -> Route:
 
 @dataclass(frozen=True)
 class Forecast:
-    """A run's timing, with the parts that decide how many bytes a bucket sends."""
+    """Predicts from a run's timing and the parts that decide how many bytes a bucket sends.
+
+    Attributes:
+        timing: What was measured.
+        exchange, codec, compressor: Parts of the composition.
+    """
 
     timing: Timing
     exchange: Exchange
@@ -97,12 +113,14 @@ class Forecast:
     compressor: Compressor = field(default_factory=TopK)
 
     def ready(self, name: str) -> float:
-        """Return when a parameter's gradient is complete, in seconds after the step's begin; an
-        unused parameter is sent at the end."""
+        """Return when a parameter's gradient is complete, in seconds from the start of the step.
+
+        An unused parameter is sent when the backward pass has ended.
+        """
         return self.timing.arrivals.get(name, self.timing.backward)
 
-    def passage(self, bucket: BucketSpec) -> Passage:
-        """Return the predicted times of a bucket, after its warm-up."""
+    def bucket_times(self, bucket: BucketSpec) -> BucketTimes:
+        """Return the predicted times of a bucket at its density after the warm-up."""
         costs, numel = self.timing.costs, bucket.numel
         volume, route = Volume(self.exchange, self.codec, self.compressor), costs.dense
         if costs.sparse is not None and volume.compresses(bucket, bucket.density, costs.workers):
@@ -110,7 +128,7 @@ class Forecast:
         density = None if route is costs.dense else bucket.density
         sent = volume.bytes_sent(bucket, density, costs.workers)
         copied = route is costs.dense and len(bucket.members) > 1
-        return Passage(
+        return BucketTimes(
             max(map(self.ready, bucket.names)),
             route.compress.at(numel) + copied * costs.copy.at(numel),
             route.moving.at(sent),
@@ -118,5 +136,5 @@ class Forecast:
         )
 
     def seconds(self, buckets: Sequence[BucketSpec]) -> float:
-        """Return the predicted seconds of a step, without the optimizer."""
-        return end([self.passage(bucket) for bucket in buckets], self.timing.backward)
+        """Return the predicted seconds of a step, excluding the optimizer's update."""
+        return end([self.bucket_times(bucket) for bucket in buckets], self.timing.backward)

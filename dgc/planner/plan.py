@@ -1,4 +1,4 @@
-"""A division into buckets, as a run saves it."""
+"""A division of parameters into buckets, saved as plan.json."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Plan:
     timing: Timing | None = None
 
     def save(self, file: Path) -> None:
-        """Write it, to be replayed."""
+        """Write this plan as JSON, for ``Replay``."""
         file.write_text(json.dumps(self.to_json(), indent=1) + '\n')
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as numbers, strings, lists and dictionaries."""
+        """Return this as numbers, strings, lists and dictionaries."""
         return {
             'version': VERSION,
             'predicted_seconds': self.predicted,
@@ -67,7 +67,7 @@ class Plan:
         )
 
     def table(self) -> str:
-        """Return a table for people, one line per bucket."""
+        """Return a printable table, one line per bucket."""
         lines = [f'{"bucket":>6}{"elements":>12}{"density":>13}{"parameters":>12}  from, to']
         for number, bucket in enumerate(self.buckets, 1):
             names = bucket.names

@@ -22,7 +22,7 @@ class Replay(Planner):
 
     @property
     def saved_plan(self) -> str:  # type: ignore[override]
-        """The file."""
+        """The path of the plan."""
         return self.file
 
     def plan(self, request: PlanRequest) -> list[BucketSpec]:
@@ -78,5 +78,5 @@ class Replay(Planner):
 
 
 def percent(density: float | None) -> str:
-    """Return a density for people."""
+    """Return a density as a percentage, for messages."""
     return 'no density (uncompressed)' if density is None else f'density {density:g}'

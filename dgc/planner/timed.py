@@ -15,9 +15,8 @@ from dgc.compressors.base import keep
 from dgc.planner.base import Planner, PlanRequest, sharing_key
 from dgc.planner.by_size import PerTensor, Whole
 from dgc.planner.forecast import Forecast, Timing
-from dgc.planner.merging import exact, greedy
+from dgc.planner.merging import GroupCost, exact, greedy
 from dgc.planner.plan import PlanError
-from dgc.timeline import Passage
 
 AFFORDABLE = 256  # layers that are merged by dynamic programming: some seconds
 FEW = 256  # combinations of divisions that are all compared
@@ -27,9 +26,9 @@ T = TypeVar('T')
 
 @dataclass(frozen=True)
 class Timed(Planner):
-    """Plans by times that are measured when training begins, while all ranks do the same.
+    """Plans by times that are measured on all ranks when training begins.
 
-    Rank 0's times serve all ranks, so all come to the same plan. The measurement takes some
+    All ranks use rank 0's times, so that they compute the same plan. The measurement takes some
     seconds (``dgc.calibration``).
 
     Args:
@@ -129,7 +128,7 @@ class Merged(Timed):
     def stops(self, lane: BucketSpec, forecast: Forecast) -> list[int]:
         """Return the number of the member at which each bucket of the lane stops."""
         solve = greedy if len(lane.members) > AFFORDABLE else exact
-        return solve(len(lane.members), together(lane, forecast), forecast.timing.backward)
+        return solve(len(lane.members), group_cost(lane, forecast), forecast.timing.backward)
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,7 @@ class MergedGreedily(Merged):
 
     def stops(self, lane: BucketSpec, forecast: Forecast) -> list[int]:
         """See ``Merged.stops``."""
-        return greedy(len(lane.members), together(lane, forecast), forecast.timing.backward)
+        return greedy(len(lane.members), group_cost(lane, forecast), forecast.timing.backward)
 
 
 @dataclass(frozen=True)
@@ -186,8 +185,8 @@ class Adaptive(Timed):
 
         def is_hidden(k: int) -> bool:
             attempt = replace(layer, schedule=schedule.towards(k / numel))
-            passage = forecast.passage(attempt)
-            return passage.processor + passage.network <= gap
+            times = forecast.bucket_times(attempt)
+            return times.processor + times.network <= gap
 
         least = keep(numel, schedule.density)
         most = max(keep(numel, self.max_ratio), least)
@@ -248,6 +247,6 @@ def lanes(request: PlanRequest, forecast: Forecast) -> list[BucketSpec]:
     ]
 
 
-def together(lane: BucketSpec, forecast: Forecast) -> Callable[[int, int], Passage]:
-    """Return the cost function of a lane that ``dgc.planner.merging`` asks for."""
-    return lambda first, stop: forecast.passage(lane.between(first, stop))
+def group_cost(lane: BucketSpec, forecast: Forecast) -> GroupCost:
+    """Return the times of groups of a lane's members, for ``dgc.planner.merging``."""
+    return lambda first, stop: forecast.bucket_times(lane.between(first, stop))

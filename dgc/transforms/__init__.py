@@ -1,4 +1,4 @@
-"""Changes of basis before selection, inverted after the exchange: one a file."""
+"""Changes of basis before selection, inverted after the exchange, one per file."""
 
 from dgc.transforms.base import Identity, Transform
 from dgc.transforms.blocks import BlockLayout, Run

@@ -26,7 +26,7 @@ class Run(NamedTuple):
 
     @property
     def numel(self) -> int:
-        """Elements of all blocks together."""
+        """The number of elements of all blocks."""
         return self.number * self.size
 
 
@@ -74,7 +74,7 @@ class BlockLayout:
         return tiles.transpose(1, 2).reshape(-1, height, width)
 
     def unpack(self, blocks: Tensor, member: MemberSpec) -> Tensor:
-        """The inverse of ``pack``: a parameter's elements ``[numel]`` in their logical order."""
+        """Invert ``pack``: return a parameter's elements ``[numel]`` in their logical order."""
         rows, columns = matrix_shape(member.shape)
         height, width = self.tile(member.shape)
         tiles = blocks.view(rows // height, columns // width, height, width)

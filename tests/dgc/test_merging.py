@@ -9,7 +9,7 @@ import pytest
 
 from bench.merging import Layers, every_grouping, report
 from dgc.planner.merging import exact, greedy
-from dgc.timeline import Passage
+from dgc.timeline import BucketTimes
 
 
 @pytest.mark.parametrize('seed', range(120))
@@ -18,7 +18,7 @@ def test_no_grouping_is_better_than_the_exact_one_and_the_greedy_one_is_a_groupi
     layers = Layers(seed, count)
     best = layers.best()
     assert layers.exact() == pytest.approx(best, rel=1e-12)
-    stops = greedy(count, layers.together, layers.backward)
+    stops = greedy(count, layers.group_cost, layers.backward)
     assert stops[-1] == count and stops == sorted({*stops})
     assert layers.greedy() >= best * (1 - 1e-12)
 
@@ -44,32 +44,32 @@ def test_the_report_says_how_often_each_is_the_best():
 class TestByHand:
     @staticmethod
     def layers(ready, start, each=1.0, numel=1.0):
-        def together(first, stop):
-            return Passage(ready[stop - 1], 0.0, 0.0, start + each * numel * (stop - first))
+        def group_cost(first, stop):
+            return BucketTimes(ready[stop - 1], 0.0, 0.0, start + each * numel * (stop - first))
 
-        return together
+        return group_cost
 
     def test_a_free_start_keeps_layers_apart(self):
-        together = self.layers([1.0, 2.0, 3.0], start=0.0)
-        assert greedy(3, together, 3.0) == [1, 2, 3]
-        assert exact(3, together, 3.0) == [1, 2, 3]
+        group_cost = self.layers([1.0, 2.0, 3.0], start=0.0)
+        assert greedy(3, group_cost, 3.0) == [1, 2, 3]
+        assert exact(3, group_cost, 3.0) == [1, 2, 3]
 
-    def test_what_appears_at_once_travels_together(self):
-        together = self.layers([1.0, 1.0, 1.0], start=0.5)
-        assert greedy(3, together, 1.0) == exact(3, together, 1.0) == [3]
+    def test_what_appears_at_once_is_sent_together(self):
+        group_cost = self.layers([1.0, 1.0, 1.0], start=0.5)
+        assert greedy(3, group_cost, 1.0) == exact(3, group_cost, 1.0) == [3]
 
     def test_a_busy_network_makes_waiting_free(self):
         # The first takes from 1 to 11. The others appear meanwhile, so they save a start.
         ready, sizes = [1.0, 4.0, 7.0], [9.0, 1.0, 1.0]
 
-        def together(first, stop):
-            return Passage(ready[stop - 1], 0.0, 0.0, 1.0 + sum(sizes[first:stop]))
+        def group_cost(first, stop):
+            return BucketTimes(ready[stop - 1], 0.0, 0.0, 1.0 + sum(sizes[first:stop]))
 
-        assert greedy(3, together, 7.0) == exact(3, together, 7.0) == [1, 3]
+        assert greedy(3, group_cost, 7.0) == exact(3, group_cost, 7.0) == [1, 3]
 
     def test_one_layer(self):
-        together = self.layers([1.0], start=1.0)
-        assert greedy(1, together, 1.0) == exact(1, together, 1.0) == [1]
+        group_cost = self.layers([1.0], start=1.0)
+        assert greedy(1, group_cost, 1.0) == exact(1, group_cost, 1.0) == [1]
 
     def test_hundreds_of_layers_take_a_moment(self):
         draw = random.Random(0)

@@ -161,15 +161,18 @@ class TestAdaptive:
 class TestForecast:
     def test_a_bucket_is_uncompressed_where_the_reducer_would_send_it_so(self):
         known = forecast({'w': 1.0}, byte=1.0, dense=Route(FREE, Line(7.0, 0.0)))
-        assert known.passage(bucket_of(0.5, 100)).network == 7.0
-        assert known.passage(bucket_of(None, 100)).network == 7.0
-        assert known.passage(bucket_of(0.01, 1000)).network > 100  # its bytes
+        assert known.bucket_times(bucket_of(0.5, 100)).network == 7.0
+        assert known.bucket_times(bucket_of(None, 100)).network == 7.0
+        assert known.bucket_times(bucket_of(0.01, 1000)).network > 100  # its bytes
         never = forecast({'w': 1.0}, sparse=None, dense=Route(FREE, Line(7.0, 0.0)))
-        assert never.passage(bucket_of(0.01, 100)).network == 7.0
+        assert never.bucket_times(bucket_of(0.01, 100)).network == 7.0
 
     def test_sharing_a_bucket_costs_a_copy(self):
         known = forecast({'a': 1.0, 'b': 2.0}, copy=Line(0.0, 1.0), moving=Line(2.0, 0.5))
-        alone, both = known.passage(bucket_of(0.01, 100)), known.passage(bucket_of(0.01, 60, 40))
+        alone, both = (
+            known.bucket_times(bucket_of(0.01, 100)),
+            known.bucket_times(bucket_of(0.01, 60, 40)),
+        )
         assert (alone.ready, both.ready) == (1.0, 2.0)
         assert (alone.processor, both.processor) == (0.0, 100.0)
         assert both.moving == 2 + 0.5 * AllGather().bytes_sent(

@@ -4,45 +4,45 @@ from __future__ import annotations
 
 import pytest
 
-from dgc.timeline import Passage, Span, end, spans
+from dgc.timeline import BucketTimes, Span, end, spans
 
 
 class TestTimeline:
     """Backward pass of 10 s unless said otherwise."""
 
     def test_what_is_hidden_costs_nothing(self):
-        assert end([Passage(ready=4.0, processor=0.0, moving=0.0, network=5.0)], 10.0) == 10.0
+        assert end([BucketTimes(ready=4.0, processor=0.0, moving=0.0, network=5.0)], 10.0) == 10.0
 
     def test_the_last_bucket_has_nothing_to_hide_behind(self):
-        assert end([Passage(10.0, 0.0, 0.0, 5.0)], 10.0) == 15.0
+        assert end([BucketTimes(10.0, 0.0, 0.0, 5.0)], 10.0) == 15.0
 
     def test_the_processors_part_delays_the_backward_pass(self):
-        assert end([Passage(4.0, 2.0, 1.0, 3.0)], 10.0) == 13.0
+        assert end([BucketTimes(4.0, 2.0, 1.0, 3.0)], 10.0) == 13.0
 
     def test_a_bucket_waits_for_the_one_before_it(self):
-        passages = [Passage(2.0, 0.0, 0.0, 20.0), Passage(5.0, 0.0, 0.0, 4.0)]
-        assert end(passages, 10.0) == 26.0
+        buckets = [BucketTimes(2.0, 0.0, 0.0, 20.0), BucketTimes(5.0, 0.0, 0.0, 4.0)]
+        assert end(buckets, 10.0) == 26.0
 
     def test_a_bucket_is_late_by_what_others_took_of_the_core(self):
-        passages = [Passage(2.0, 1.0, 0.5, 0.0), Passage(10.0, 2.0, 0.0, 4.0)]
-        assert end(passages, 10.0) == 10 + 1.5 + 2 + 4
+        buckets = [BucketTimes(2.0, 1.0, 0.5, 0.0), BucketTimes(10.0, 2.0, 0.0, 4.0)]
+        assert end(buckets, 10.0) == 10 + 1.5 + 2 + 4
 
     def test_nothing_to_send(self):
         assert end([], 10.0) == 10.0
 
     def test_spans_say_when_each_enters_leaves_and_is_back(self):
-        passages = [Passage(2.0, 1.0, 0.5, 4.0), Passage(3.0, 2.0, 0.0, 1.0)]
-        assert spans(passages, 2.0) == [Span(2.0, 3.0, 7.0), Span(7.0, 9.0, 10.0)]
-        assert end(passages, 2.0) == pytest.approx(10.0)
+        buckets = [BucketTimes(2.0, 1.0, 0.5, 4.0), BucketTimes(3.0, 2.0, 0.0, 1.0)]
+        assert spans(buckets, 2.0) == [Span(2.0, 3.0, 7.0), Span(7.0, 9.0, 10.0)]
+        assert end(buckets, 2.0) == pytest.approx(10.0)
 
     def test_beside_the_backward_pass_a_path_has_half_of_the_core(self):
         # From 2 to 6, when it has done its 2 s of work, and the backward pass 2 of its last 8.
-        path = Passage(2.0, 2.0, 0.0, 1.0)
+        path = BucketTimes(2.0, 2.0, 0.0, 1.0)
         assert spans([path], 10.0) == [Span(2.0, 6.0, 7.0)]
         assert end([path], 10.0) == 12.0
 
     def test_the_rest_of_a_path_has_all_of_it(self):
         # To 4 each has its 1 s of work done, which is all that the backward pass has left.
-        path = Passage(2.0, 4.0, 0.0, 1.0)
+        path = BucketTimes(2.0, 4.0, 0.0, 1.0)
         assert spans([path], 3.0) == [Span(2.0, 7.0, 8.0)]
         assert end([path], 3.0) == 8.0

@@ -9,7 +9,7 @@ import pytest
 import dgc
 from dgc.costmodel import Calibration, Network
 from dgc.planner import Plan
-from dgc.timeline import Passage
+from dgc.timeline import BucketTimes
 from tools.plan import gantt
 from tools.plan.division import Division, divisions
 from tools.plan.measure import Bench
@@ -34,13 +34,13 @@ class TestDivisions:
         apart, whole, merged = found
         # Where merged is one of them, its buckets may come in another order, to be added up.
         assert merged.end <= (1 + ROUNDING) * min(apart.end, whole.end)
-        assert len(apart.passages) > len(whole.passages)
+        assert len(apart.bucket_times) > len(whole.bucket_times)
         names = [sorted(n for b in each.plan.buckets for n in b.names) for each in found]
         assert names[0] == names[1] == names[2]
 
     def test_a_slow_start_merges_all(self, bench):
         *_, slow = divisions(bench, PACKED, HOST, Setting(4, 1e9, latency=1.0))
-        assert len(slow.passages) == 2  # one sparse, one dense
+        assert len(slow.bucket_times) == 2  # one sparse, one dense
 
     def test_workers_that_share_a_core_take_longer(self, bench):
         alone, shared = (
@@ -52,7 +52,7 @@ class TestDivisions:
 
 class TestDrawing:
     two = Division(
-        'merged', Plan([]), [Passage(2.0, 1.0, 0.0, 2.0), Passage(4.0, 1.0, 0.0, 2.0)],
+        'merged', Plan([]), [BucketTimes(2.0, 1.0, 0.0, 2.0), BucketTimes(4.0, 1.0, 0.0, 2.0)],
         forward=1.0, backward=4.0, end=8.0,
     )  # fmt: skip
 

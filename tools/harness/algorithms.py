@@ -121,7 +121,7 @@ def own_settings(name: str, density: float) -> Composition:
 def synchronous() -> Iterator[Algorithm]:
     """The algorithms that exchange gradients at every step.
 
-    Those that lose truncation errors are left out: they exchange the same messages as others.
+    Those that lose truncation errors are excluded: they exchange the same messages as others.
     """
     from dgc.algorithms import Kind
 

@@ -15,7 +15,7 @@ from tools.mutate.trial import BaselineError, Record, Suite, Trial, copied
 
 PROGRAM = 'tools.mutate'
 ROOT = Path(__file__).parents[2]
-LEFT_OUT = {'dgc/ops/cuda.py'}  # its tests need a GPU
+EXCLUDED = {'dgc/ops/cuda.py'}  # its tests need a GPU
 BAD_INPUT, SURVIVED = 2, 1  # exit codes
 
 
@@ -72,7 +72,7 @@ def files(root: Path, only: str) -> list[str]:
     """Modules to mutate: of dgc/, under the path ``only``."""
     found = [str(path.relative_to(root)) for path in sorted((root / 'dgc').rglob('*.py'))]
     prefix = only.rstrip('/')
-    return [f for f in found if (f == prefix or f.startswith(f'{prefix}/')) and f not in LEFT_OUT]
+    return [f for f in found if (f == prefix or f.startswith(f'{prefix}/')) and f not in EXCLUDED]
 
 
 def main(argv: Sequence[str]) -> int:

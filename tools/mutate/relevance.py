@@ -76,7 +76,7 @@ class Relevance:
                     yield helper
 
     def _named(self, path: Path) -> frozenset[Path]:
-        """Files of dgc/ that one file names, itself left out."""
+        """Files of dgc/ that one file names, except itself."""
         if path not in self._names:
             names = [*_imports(path)]
             for text in _strings(path) & self.modules.keys() - {PACKAGE}:

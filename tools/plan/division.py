@@ -14,7 +14,7 @@ from dgc.calibration import matrix_shape, sizes
 from dgc.costmodel import Calibration, Line
 from dgc.planner import Merged, Plan, extremes
 from dgc.planner.forecast import Costs, Forecast, Timing
-from dgc.timeline import Passage, Span, spans
+from dgc.timeline import BucketTimes, Span, spans
 from tools.plan.compositions import Make
 from tools.plan.measure import Bench
 from tools.plan.path import dense_line, sparse_line
@@ -32,7 +32,7 @@ class Division(NamedTuple):
 
     name: str
     plan: Plan
-    passages: Sequence[Passage]
+    bucket_times: Sequence[BucketTimes]
     forward: float
     backward: float
     end: float
@@ -40,12 +40,12 @@ class Division(NamedTuple):
     @property
     def spans(self) -> list[Span]:
         """When each bucket is compressed and sent."""
-        return spans(self.passages, self.backward)
+        return spans(self.bucket_times, self.backward)
 
     @property
     def core(self) -> float:
         """When the core has finished the backward pass and its work on all buckets."""
-        return self.backward + sum(each.processor + each.moving for each in self.passages)
+        return self.backward + sum(each.processor + each.moving for each in self.bucket_times)
 
 
 def divisions(bench: Bench, make: Make, host: Calibration, setting: Setting) -> list[Division]:
@@ -62,10 +62,10 @@ def divisions(bench: Bench, make: Make, host: Calibration, setting: Setting) -> 
     found = []
     for name, planner in {**extremes(request), 'merged': Merged()}.items():
         buckets = planner.plan(request)
-        passages = [forecast.passage(bucket) for bucket in buckets]
+        bucket_times = [forecast.bucket_times(bucket) for bucket in buckets]
         seconds = forecast.seconds(buckets) + update
         plan = Plan(buckets)
-        found.append(Division(name, plan, passages, step.forward, step.backward, seconds))
+        found.append(Division(name, plan, bucket_times, step.forward, step.backward, seconds))
     return found
 
 

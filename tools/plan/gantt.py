@@ -66,7 +66,7 @@ def draw(divisions: Sequence[Division], title: str, file: Path) -> None:
             axes.broken_barh([(sent, end - sent)], (0.1, 0.8), color=color)
         axes.axvline(1e3 * each.end, color='0.3', linewidth=0.8)
         axes.set_yticks([2.5, 1.5, 0.5], ['forward, backward', 'compress', 'communicate'])
-        axes.set_title(f'{each.name}: {len(each.passages)} buckets, {1e3 * each.end:.1f} ms')
+        axes.set_title(f'{each.name}: {len(each.bucket_times)} buckets, {1e3 * each.end:.1f} ms')
     panels[-1].set_xlabel('ms after the start of the step')
     figure.suptitle(title)
     figure.savefig(file, format='png', dpi=130)

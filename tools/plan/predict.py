@@ -1,6 +1,6 @@
 """From measured costs to the time of a step. Arithmetic only: nothing is measured here.
 
-The passage of a bucket is the library's (``dgc.planner.forecast``), as is that of all of them
+The library predicts the times of a bucket (``dgc.planner.forecast``), and of a step from them
 (``dgc.timeline``). Here are the costs of a number of workers and a network that are not there.
 """
 
@@ -128,12 +128,12 @@ def predict(
     step = scaled(step, slowdown)
     # A gradient without an arrival counts as complete at the end of the backward pass.
     arrivals = step.arrivals if measured.overlaps else {}
-    passages = []
+    buckets = []
     for part in measured.parts:
         timing = Timing(arrivals, step.backward, costs(part, measured.growth, host, setting))
         forecast = Forecast(timing, measured.exchange, measured.codec, measured.compressor)
-        passages.append(forecast.passage(part.spec))
-    return end(passages, step.backward) + slowdown * measured.optimizer
+        buckets.append(forecast.bucket_times(part.spec))
+    return end(buckets, step.backward) + slowdown * measured.optimizer
 
 
 def scaled(step: Profile, factor: float) -> Profile:

@@ -128,7 +128,7 @@ def timeline(
 
 
 def survey(bench: Bench, candidates: Sequence[Candidate]) -> tuple[list[Measured], list[str]]:
-    """Measure all compositions that can be; return them, and why the others are left out.
+    """Measure all compositions that can be; return them, and why the others were not measured.
 
     Raises:
         Refused: none of them can be measured.
@@ -139,7 +139,7 @@ def survey(bench: Bench, candidates: Sequence[Candidate]) -> tuple[list[Measured
         try:
             measured.append(bench.composition(candidate))
         except UnfitError as error:
-            notes.append(f'{candidate.name} is left out: {error}')
+            notes.append(f'{candidate.name} is excluded: {error}')
     if not measured:
         raise Refused('; '.join(notes))
     return measured, notes

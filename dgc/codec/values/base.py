@@ -60,7 +60,7 @@ class ValueCoding(ABC):
 
     @abstractmethod
     def capacity(self, k: int) -> int:
-        """The bytes of ``k`` values; fewer values never take more."""
+        """Return the bytes of ``k`` values; does not decrease with ``k``."""
 
     @abstractmethod
     def encode(self, values: Tensor, seed: int = 0) -> Tensor:

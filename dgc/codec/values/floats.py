@@ -21,7 +21,7 @@ class Float32(ValueCoding):
     error = Contraction(delta=1.0)
 
     def capacity(self, k: int) -> int:
-        """``4k``."""
+        """Return ``4k``."""
         return k * torch.float32.itemsize
 
     def encode(self, values: Tensor, seed: int = 0) -> Tensor:
@@ -49,7 +49,7 @@ class Scaled(ValueCoding):
         self.error = Contraction(delta=1 - (torch.finfo(dtype).eps / 2) ** 2)
 
     def capacity(self, k: int) -> int:
-        """``4 + 2k``."""
+        """Return ``4 + 2k``."""
         return SCALE + k * self.dtype.itemsize
 
     def encode(self, values: Tensor, seed: int = 0) -> Tensor:
@@ -69,7 +69,7 @@ class Scaled(ValueCoding):
 
 
 def power_of_two(values: Tensor) -> float:
-    """The divisor that brings the largest magnitude into [2^14, 2^15).
+    """Return the divisor that brings the largest magnitude into [2^14, 2^15).
 
     Returns 1 where all values are zero or one is not finite. Waits for the device of the values.
     """

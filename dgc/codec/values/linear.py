@@ -44,17 +44,17 @@ class Linear(ValueCoding):
         self.error = Contraction(delta=1 - (block - 1) / (2 * self.top) ** 2)
 
     def capacity(self, k: int) -> int:
-        """4 per block and ``k·bits/8``, rounded up."""
+        """Return 4 bytes per block and ``k·bits/8``, rounded up."""
         return SCALE * self._blocks(k) - (-k * self.bits // 8)
 
     def encode(self, values: Tensor, seed: int = 0) -> Tensor:
-        """``encode_plainly``, or the same bytes from C++ where it is compiled."""
+        """Compute ``encode_plainly``, or the same bytes from C++ where it is compiled."""
         if not ops.is_native(values.device):
             return self.encode_plainly(values, seed)
         return native.linear_encode(values, self.bits, self.block)
 
     def decode(self, section: Tensor, count: int) -> Tensor:
-        """``decode_plainly``, or the same values from C++ where it is compiled."""
+        """Compute ``decode_plainly``, or the same values from C++ where it is compiled."""
         if not ops.is_native(section.device):
             return self.decode_plainly(section, count)
         values, valid = native.linear_decode(section, count, self.bits, self.block)
@@ -86,7 +86,7 @@ class Linear(ValueCoding):
         return values.clamp_(-FLOAT32_MAX, FLOAT32_MAX)
 
     def _round(self, scaled: Tensor, seed: int) -> Tensor:
-        """float32 ``[blocks, block]`` between ``-top`` and ``top``, up to rounding, as integers."""
+        """Round float32 ``[blocks, block]``, about within ``-top`` … ``top``, to integers."""
         return scaled.round()
 
     def _blocks(self, k: int) -> int:

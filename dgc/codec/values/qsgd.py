@@ -45,7 +45,7 @@ class QSGD(Linear):
         self.error = Unbiased(min(others / (4 * self.top**2), math.sqrt(others) / (2 * self.top)))
 
     def encode(self, values: Tensor, seed: int = 0) -> Tensor:
-        """``encode_plainly``, or the same bytes from C++ where it is compiled."""
+        """Compute ``encode_plainly``, or the same bytes from C++ where it is compiled."""
         if not ops.is_native(values.device):
             return self.encode_plainly(values, seed)
         return native.qsgd_encode(values, self.bits, self.block, *keys(seed))

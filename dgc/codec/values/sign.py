@@ -32,7 +32,7 @@ class Sign(ValueCoding):
     error = Contraction(delta=1 / BLOCK)
 
     def capacity(self, k: int) -> int:
-        """4 per block and ``k/8``, rounded up."""
+        """Return 4 bytes per block and ``k/8``, rounded up."""
         return SCALE * blocks(k) + -(-k // 8)
 
     def encode(self, values: Tensor, seed: int = 0) -> Tensor:
@@ -59,5 +59,5 @@ class Sign(ValueCoding):
 
 
 def blocks(k: int) -> int:
-    """The number of blocks that ``k`` values fill."""
+    """Return the number of blocks that ``k`` values fill."""
     return -(-k // BLOCK)
