@@ -36,7 +36,7 @@ def save(states: Sequence[BucketState]) -> dict[str, Any]:
 def restore(states: Sequence[BucketState], saved: Mapping[str, Any], world_size: int) -> None:
     """Restore what ``save`` or ``merge_states`` returned, for any division into buckets.
 
-    Plain values are restored for buckets of the same parameters only; others get their initial values.
+    Plain values are restored for buckets of the same parameters only; others are reset.
 
     Args:
         states: States of this run's buckets, changed in place.

@@ -20,7 +20,7 @@ from dgc.algorithms.deep_gradient_compression import published_schedule
 from dgc.clipping import Clipping
 from dgc.composition import Composition
 from dgc.exchanges import RandomK
-from dgc.memory import NoMemory, Residual
+from dgc.memory import Memory, NoMemory, Residual
 from dgc.planner import BySize, Planner
 from dgc.rules import LayerRules
 
@@ -32,6 +32,7 @@ def random_k(
     warmup_stage_steps: int | None = None,
     seed: int = 0,
     unbiased: bool = False,
+    memory: Memory | None = None,
     rules: LayerRules | None = None,
     planner: Planner | None = None,
     gradient_clipping: Clipping | None = None,
@@ -44,13 +45,14 @@ def random_k(
         warmup_epochs, warmup_coeff, warmup_stage_steps: See DensitySchedule.
         seed: Of the positions.
         unbiased: Scale by n/k, and keep no residual.
+        memory: Error feedback; a residual, or none where unbiased.
         rules: Parameters that are never compressed, or have a density of their own.
         planner: Divides the parameters among buckets.
         gradient_clipping: Bounds on the local gradient.
         nonfinite: On an infinity or NaN, 'stop' or 'skip'; see Composition.
     """
     return Composition(
-        memory=NoMemory() if unbiased else Residual(),
+        memory=memory or (NoMemory() if unbiased else Residual()),
         exchange=RandomK(seed, unbiased),
         schedule=published_schedule(
             compress_ratio, warmup_epochs, warmup_coeff, warmup_stage_steps
