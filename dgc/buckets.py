@@ -104,7 +104,7 @@ class Bucket:
         return self.state.get('memory', {})
 
     def next_seed(self) -> int:
-        """Return a seed for one stochastic encoding: new at each call, and reproduced on resuming."""
+        """Return a seed for one stochastic encoding: new at each call, reproduced on resuming."""
         draws = self.state.get('codec', {}).get('draws', self._draws)
         draws['count'] = count = draws.get('count', 0) + 1
         return zlib.crc32(f'{self._rank} {count} {self.spec.names[0]}'.encode())
