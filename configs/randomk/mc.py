@@ -6,3 +6,4 @@ from utils.config import Config, configs
 
 configs.train.compression.memory = Config(MomentumCorrection)
 configs.train.optimizer = configs.train.optimizer.using(DGCSGD)
+configs.train.optimizer.momentum = 0.9
