@@ -122,10 +122,10 @@ class Forecast:
     def bucket_times(self, bucket: BucketSpec) -> BucketTimes:
         """Return the predicted times of a bucket at its density after the warm-up."""
         costs, numel = self.timing.costs, bucket.numel
-        volume, route = Volume(self.exchange, self.codec, self.compressor), costs.dense
+        volume = Volume(self.exchange, self.codec, self.compressor)
+        route, density = costs.dense, None  # uncompressed
         if costs.sparse is not None and volume.compresses(bucket, bucket.density, costs.workers):
-            route = costs.sparse
-        density = None if route is costs.dense else bucket.density
+            route, density = costs.sparse, bucket.density
         sent = volume.bytes_sent(bucket, density, costs.workers)
         copied = route is costs.dense and len(bucket.members) > 1
         return BucketTimes(

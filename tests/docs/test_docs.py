@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+import textwrap
 from pathlib import Path
 from types import ModuleType
 
@@ -13,6 +14,7 @@ import torch
 
 import dgc
 from dgc.compressors import keep
+from dgc.exchanges import AllGather
 from utils.cli import parse_arguments
 from utils.config import load
 
@@ -35,14 +37,14 @@ def command_lines() -> list[str]:
     return [re.sub(r' #.*', '', line) for line in lines if line.startswith(LAUNCHERS)]
 
 
-def example() -> ModuleType:
-    """The compressor of docs/adding.md."""
-    block = re.search(
-        r'# dgc/compressors/random_k.py\n.*?```', (ROOT / 'docs/adding.md').read_text(), re.S
-    )
-    source = re.sub(r'^   ', '', block[0].removesuffix('```'), flags=re.M)
-    module = ModuleType('random_k')
-    sys.modules['random_k'] = module
+def example(file: str) -> ModuleType:
+    """The module that docs/adding.md writes into ``file``."""
+    page = (ROOT / 'docs/adding.md').read_text()
+    block = re.search(rf'^( *)# {re.escape(file)}\n.*?```', page, re.S | re.M)
+    assert block is not None, f'docs/adding.md has no {file}'
+    source = textwrap.dedent(block[0].rpartition('```')[0])
+    module = ModuleType(Path(file).stem)
+    sys.modules[module.__name__] = module
     exec(compile(source, 'docs/adding.md', 'exec'), module.__dict__)
     return module
 
@@ -68,7 +70,9 @@ def test_command_lines_are_understood(line, monkeypatch):
 
 
 def test_the_example_of_a_compressor_trains():
-    composition = dgc.deep_gradient_compression(0.1, compressor=example().RandomK())
+    composition = dgc.deep_gradient_compression(
+        0.1, compressor=example('dgc/compressors/random_subset.py').RandomSubset()
+    )
     layer = torch.nn.Linear(30, 20)
     optimizer = dgc.DistributedOptimizer(
         dgc.DGCSGD(layer.parameters(), lr=0.1), layer.named_parameters(), composition
@@ -78,3 +82,26 @@ def test_the_example_of_a_compressor_trains():
     optimizer.step()
     changed = int((layer.weight != before).sum())
     assert changed == keep(600, 0.1)
+
+
+def test_the_example_of_an_exchange_sums_as_an_all_gather_does():
+    def worker(engine, exchange):
+        layer = torch.nn.Linear(30, 20)
+        torch.nn.init.zeros_(layer.weight)
+        composition = dgc.deep_gradient_compression(0.1, exchange=exchange)
+        optimizer = dgc.DistributedOptimizer(
+            dgc.DGCSGD(layer.parameters(), lr=0.1), layer.named_parameters(), composition, engine
+        )
+        inputs = torch.randn(4, 30, generator=torch.Generator().manual_seed(engine.rank))
+        layer(inputs).square().sum().backward()
+        optimizer.step()
+        return layer.weight.detach(), engine.traffic.sent
+
+    ring = example('dgc/exchanges/ring.py').Ring
+    torch.manual_seed(0)
+    ours = dgc.simulate(3, lambda engine: worker(engine, ring()))
+    torch.manual_seed(0)
+    theirs = dgc.simulate(3, lambda engine: worker(engine, AllGather()))
+    for (weight, _), (expected, _) in zip(ours, theirs, strict=True):
+        assert torch.equal(weight, ours[0][0])
+        torch.testing.assert_close(weight, expected)
