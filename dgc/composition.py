@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 from dgc.bucket_spec import BucketSpec
 from dgc.clipping import Clipping
@@ -154,6 +155,8 @@ def describe(part: object) -> str:
     """Return a part's type and plain settings, and those of the parts inside it, as text."""
     if part is None or isinstance(part, bool | int | float | str):
         return repr(part)
+    if isinstance(part, Enum):
+        return str(part)
     if isinstance(part, Mapping):
         return describe([[key, value] for key, value in part.items()])
     if isinstance(part, list | tuple):

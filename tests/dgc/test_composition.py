@@ -10,7 +10,7 @@ from dgc.clipping import ClipByGlobalNorm, ClipByModelNorm, ClipByNorm, ClipByVa
 from dgc.codec import INDICES, VALUES, Codec, Unbiased
 from dgc.composition import Composition, describe
 from dgc.compressors import BlockTopK, Dense, SampledTopK, TopK
-from dgc.exchanges import AllGather, AllReduce, GTopK, RandomK
+from dgc.exchanges import AllGather, AllReduce, GTopK, RandomK, Scale
 from dgc.memory import MomentumCorrection, NoMemory, Residual
 from dgc.planner import PerTensor
 from dgc.rules import LayerRules
@@ -260,3 +260,13 @@ def test_a_transform_changes_the_basis_before_error_feedback_and_back_after_the_
     optimizer = wrap(transformed, dct)
     train(optimizer, transformed, 3)
     torch.testing.assert_close(values(transformed), values(plain))
+
+
+def test_members_of_an_enumeration_differ_in_a_fingerprint():
+    one, other = (
+        dgc.Composition(
+            memory=Residual(), compressor=TopK(), exchange=AllGather(scale)
+        ).fingerprint(None)
+        for scale in (Scale.WORLD_SIZE, Scale.CONTRIBUTORS)
+    )
+    assert one != other
