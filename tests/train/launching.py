@@ -124,9 +124,9 @@ def here(*arguments: str | Path) -> Done:
 
 def in_world(engine: Any, *arguments: str | Path) -> Done:
     """train.py as a case of a world (worlds.py), whose ranks and default group it uses."""
-    from utils import launch
+    from utils import cli
 
-    launch.PATIENCE = 0.0  # no launcher ends the other ranks after a failure
+    cli.PATIENCE = 0.0  # no launcher ends the other ranks after a failure
     return here(*arguments)
 
 
