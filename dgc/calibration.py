@@ -102,7 +102,7 @@ def points(
     found: list[Point] = []
     for size in sizes(numel):
         schedule = None if density is None else DensitySchedule(density)
-        parameter = ParameterSpec('calibration', matrix_shape(size), device=device)
+        parameter = ParameterSpec('calibration', near_square(size), device=device)
         spec = BucketSpec.of([parameter], schedule)
         volume = composition.volume
         if density is not None and not volume.compresses(spec, density, engine.size):
@@ -122,7 +122,7 @@ def sizes(numel: int) -> list[int]:
     return [*found, numel] if numel > found[-1] else found
 
 
-def matrix_shape(numel: int) -> tuple[int, int]:
+def near_square(numel: int) -> tuple[int, int]:
     """Return the most nearly square shape of ``numel`` elements whose columns are a power of 2."""
     columns = 1
     while numel % (2 * columns) == 0 and 4 * columns * columns <= numel:

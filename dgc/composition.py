@@ -10,13 +10,13 @@ from dgc.bucket_spec import BucketSpec
 from dgc.clipping import Clipping
 from dgc.codec import Codec, Contraction, Unbiased
 from dgc.compressors import Compressor, Dense
-from dgc.exchanges import AllReduce, Exchange
+from dgc.exchanges import AllReduce, Exchange, Hierarchical
 from dgc.memory import Memory, NoMemory
 from dgc.planner import BySize, Planner
 from dgc.rules import LayerRules
 from dgc.schedule import DensitySchedule
 from dgc.sparse import Payload
-from dgc.state import Entries, Values
+from dgc.state import Elements, Entries, Resize, Values
 from dgc.transforms import Identity, Transform
 from dgc.volume import Volume
 
@@ -86,19 +86,33 @@ class Composition:
             )
 
     def _check_coding(self) -> None:
-        """Refuse error feedback for unbiased codings, whose error would grow without bound."""
-        unbiased = isinstance(self.codec.error, Unbiased)
-        writes = self.exchange.writes(self.compressor.payload) is not None
-        if unbiased and writes and self.memory.feeds_back:
+        """Refuse codings and scalings whose error the parts would make grow without bound."""
+        exchange, name = self.exchange, type(self.exchange).__name__
+        if exchange.writes(self.compressor.payload) is not None:
+            check_feedback(self.codec, self.memory)
+            if isinstance(self.codec.error, Unbiased) and (exchange.recodes or exchange.feeds_back):
+                reason = (
+                    'several ranks write the same sum, each with random numbers of its own'
+                    if exchange.recodes
+                    else 'it has error feedback of its own'
+                )
+                raise ValueError(
+                    f'values={self.codec.values!r} is stochastic and does not fit {name}, in which '
+                    f'{reason}: use a coding that is a contraction, or AllGather'
+                )
+        if exchange.unbiased and self.memory.feeds_back:
             raise ValueError(
-                f'values={self.codec.values!r} is unbiased, with an error larger than '
-                f'{type(self.memory).__name__} can feed back: use NoMemory, or a coding that is a '
-                'contraction'
-            )
-        if self.exchange.unbiased and self.memory.feeds_back:
-            raise ValueError(
-                f'{type(self.exchange).__name__}(unbiased=True) scales what it sends, which '
+                f'{name}(unbiased=True) scales what it sends, which '
                 f'{type(self.memory).__name__} would feed back: use NoMemory, or unbiased=False'
+            )
+        sums = [
+            isinstance(entry, Elements) and entry.resize is Resize.SUM
+            for entry in self.memory.state_for(BucketSpec.of_shape(1)).values()
+        ]
+        if isinstance(exchange, Hierarchical) and not all(sums):
+            raise ValueError(
+                f'{name} moves memories to the first rank of a machine, and '
+                f'{type(self.memory).__name__} must be the same on all: choose another exchange'
             )
 
     @property
@@ -127,8 +141,10 @@ class Composition:
         """Return what each part keeps of a bucket between steps, by the part's role."""
         return {
             'memory': self.memory.state_for(spec),
-            'compressor': self.compressor.state_for(spec),
-            'exchange': self.exchange.state_for(spec),
+            # A bucket that is never compressed goes through Dense and AllReduce.
+            'compressor': self.compressor.state_for(spec) if spec.schedule is not None else {},
+            'exchange': self.exchange.state_for(spec) if spec.schedule is not None else {},
+            'transform': self.transform.state_for(spec),
             'codec': {'draws': Values()},
         }
 
@@ -172,3 +188,13 @@ def describe(part: object) -> str:
 def loses_without_feedback(codec: Codec) -> bool:
     """Return whether a codec's quantization error accumulates where no memory feeds it back."""
     return isinstance(codec.error, Contraction) and codec.error.delta < 1
+
+
+def check_feedback(codec: Codec, memory: Memory) -> None:
+    """Raise ValueError for error feedback of an unbiased coding, whose error would grow."""
+    if isinstance(codec.error, Unbiased) and memory.feeds_back:
+        raise ValueError(
+            f'values={codec.values!r} is unbiased, with an error larger than '
+            f'{type(memory).__name__} can feed back: use NoMemory, or a coding that is a '
+            'contraction'
+        )

@@ -19,9 +19,10 @@ from dgc.buckets import Bucket
 from dgc.composition import Composition, describe
 from dgc.engines import Engine, create
 from dgc.handshake import broadcast_tensors
+from dgc.optim import DGCSGD, OneBitAdam
 from dgc.reducer import Progress
 from dgc.sources import Movement, check_trained
-from dgc.wiring import check, groups_of, regroup, wire
+from dgc.wiring import check, groups_of, regroup, settings, wire
 
 
 class LocalSteps(Optimizer):
@@ -76,6 +77,12 @@ class LocalSteps(Optimizer):
         composition = composition or Composition()
         named = list(named_parameters)
         check(outer, named, composition, steps_per_epoch)
+        has_momentum = any(group.get('momentum', 0) for group in inner.param_groups)
+        if isinstance(inner, OneBitAdam) or (isinstance(inner, DGCSGD) and has_momentum):
+            raise ValueError(
+                f'{type(inner).__name__} leaves its momentum to a memory, and the inner steps have '
+                'none: use torch.optim.SGD, Adam or AdamW'
+            )
         if groups_of(inner).keys() != groups_of(outer).keys():
             raise ValueError('inner and outer must update the same parameters')
         super().__init__(inner.param_groups, inner.defaults)
@@ -84,7 +91,7 @@ class LocalSteps(Optimizer):
         self.engine = engine or create(device=named[0][1].device)
         agreed = {
             'local steps between outer steps': str(every),
-            'the outer optimizer': f'{type(outer).__name__} {describe(settings(outer))}',
+            'the inner optimizer': f'{type(inner).__name__} {describe(settings(inner))}',
         }
         epoch = None if steps_per_epoch is None else max(steps_per_epoch // every, 1)
         self.reducer, self.plan = wire(
@@ -217,7 +224,11 @@ class LocalSteps(Optimizer):
         """
         self.reducer.load_state_dict(state_dict)
         self.inner.load_state_dict(state_dict['optimizer'])
+        # Settings are those of this run, as ranks have compared them; the state is restored.
+        configured = [{**group} for group in self.outer.param_groups]
         self.outer.load_state_dict(state_dict['outer'])
+        for group, ours in zip(self.outer.param_groups, configured, strict=True):
+            group.update({key: value for key, value in ours.items() if key != 'params'})
         for name, values in state_dict['agreed'].items():
             self.source.agreed[name].copy_(values)
         self.steps = int(state_dict['steps'])
@@ -227,11 +238,3 @@ class LocalSteps(Optimizer):
             with torch.no_grad():
                 for member in self.source.members:
                     member.parameter.copy_(self.source.agreed[member.name])
-
-
-def settings(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the settings of an optimizer's groups, without parameters and tensors."""
-    return [
-        {key: value for key, value in group.items() if not isinstance(value, Tensor | list)}
-        for group in optimizer.param_groups
-    ]

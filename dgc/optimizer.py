@@ -129,7 +129,13 @@ class DistributedOptimizer(Optimizer):
         """
         if self._synchronized is None:
             self.source.finish()
-            usable = self.reducer.synchronize()
+            try:
+                usable = self.reducer.synchronize()
+            except Exception:
+                if self.composition.nonfinite == 'skip':  # all state is as before the step
+                    self._begin_step()
+                    self.zero_grad()
+                raise
             self.source.check_result()
             self._synchronized = usable
         return self._synchronized

@@ -15,7 +15,7 @@ import torch
 from dgc.buckets import Bucket
 from dgc.composition import Composition
 from dgc.compressors import Compressor, Dense
-from dgc.engines.base import Engine, Traffic
+from dgc.engines.base import Engine, EngineError, Traffic
 from dgc.exchanges import AllReduce, Context, Exchange, Scale
 from dgc.nonfinite import NonFiniteGradientError, finite, non_finite_message, not_finite
 from dgc.saved_state import restore, save
@@ -107,6 +107,8 @@ class Reducer:
         self._ready = [False] * len(buckets)
         self._pending: list[Future[Outcome]] = []
         self._failures: list[str] = []
+        self._failed = False  # a bucket of this step raised an error
+        self._size = engine.size
         self._snapshots: dict[int, Mapping[str, Any]] = {}
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
@@ -136,13 +138,18 @@ class Reducer:
                 composition says to stop.
         """
         start = time.perf_counter()
+        if self.engine.size != self._size:
+            raise RuntimeError(
+                f'the number of ranks changed from {self._size} to {self.engine.size}: merge the '
+                "ranks' states (dgc.saved_state.merge_states) into a new optimizer"
+            )
         self._ready = [True] * len(self.buckets)
         if self.composition.clipping is not None and not self.composition.overlaps:
             self.composition.clipping.clip(self.buckets, self.engine)
         try:
             self._submit_in_order()
             outcomes = [future.result() for future in self._pending]
-        except BaseException:  # the engine failed, perhaps since another rank is gone
+        except Exception:  # the engine failed, perhaps since another rank is gone
             self._abandon()
             raise
         for outcome in outcomes:
@@ -170,7 +177,8 @@ class Reducer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that this rank's parts keep between steps (``dgc.saved_state``)."""
-        return save([bucket.state for bucket in self.buckets])
+        states = [bucket.state for bucket in self.buckets]
+        return {**save(states), 'world_size': self.engine.size}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore what ``state_dict()`` returned, for any division into buckets.
@@ -190,6 +198,7 @@ class Reducer:
         self._pending = []
         self._ready = [False] * len(self.buckets)
         self._failures.clear()
+        self._failed = False
         self._roll_back()
         self._snapshots.clear()
 
@@ -206,12 +215,19 @@ class Reducer:
 
     def _run(self, index: int, gradients_complete: Fence) -> Outcome:
         """Process one bucket, on the engine's thread and a stream beside the backward pass's."""
+        if self._failed:
+            # Its collectives would pair with those of another bucket on other ranks, and wait.
+            raise EngineError('an earlier bucket of this step failed')
         bucket = self.buckets[index]
-        with self._stream(bucket.device):
-            gradients_complete.wait()
-            if self.composition.nonfinite == 'skip':
-                self._snapshots[index] = bucket.state.snapshot()
-            return self._process(bucket)
+        try:
+            with self._stream(bucket.device):
+                gradients_complete.wait()
+                if self.composition.nonfinite == 'skip':
+                    self._snapshots[index] = bucket.state.snapshot()
+                return self._process(bucket)
+        except BaseException:
+            self._failed = True
+            raise
 
     def _stream(self, device: torch.device) -> AbstractContextManager[Any]:
         """Return a context in which GPU work is queued on the reducer's own stream."""
@@ -248,7 +264,8 @@ class Reducer:
             result = [bucket.add_up(contributions, divisor)]
             bucket.gradient.copy_(composition.transform.inverse(result[0], spec))
         may_overflow = bucket.dtype == torch.float16 or composition.nonfinite == 'skip'
-        if not non_finite and may_overflow and not finite(*bucket.pieces):
+        # The result before a transform's last step: the sign of a NaN is 0.
+        if not non_finite and may_overflow and not finite(*result, *bucket.pieces):
             # A sum of finite gradients, or a residual gathered over many steps, may exceed what
             # their type holds; the same on all ranks.
             non_finite = True

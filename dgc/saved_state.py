@@ -46,6 +46,13 @@ def restore(states: Sequence[BucketState], saved: Mapping[str, Any], world_size:
     Raises:
         ValueError: Where this composition has no memory for a saved residual or momentum.
     """
+    if 'resize' not in saved:  # of an earlier version, whose other state cannot be used
+        saved = {'memory': saved['memory'], 'resize': older_rules(saved)}
+    if saved.get('world_size', world_size) != world_size:
+        raise ValueError(
+            f'the state is that of one of {saved["world_size"]} ranks, and there are {world_size} '
+            "here: merge all ranks' states (dgc.saved_state.merge_states)"
+        )
     check_places(states, saved)
     check_slices(states, saved, world_size)
     values = {tuple(each['parameters']): each['values'] for each in saved.get('buckets', [])}
@@ -95,7 +102,7 @@ def merge_states(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> d
     rules: Mapping[str, Mapping[str, str]] = states[0].get('resize') or older_rules(states[0])
     if old == size:
         # Which elements a rank owns depends on the division into buckets, which may differ.
-        own = {**states[rank], 'has_all_slices': True}
+        own = {**states[rank], 'has_all_slices': True, 'world_size': size}
         for role, entries in rules.items():
             owned = [entry for entry, rule in entries.items() if rule == Resize.OWNER_SLICE]
             own[role] = {name: dict(tensors) for name, tensors in own.get(role, {}).items()}
@@ -105,6 +112,7 @@ def merge_states(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> d
                 _add_up(own[role], role, entry, states, 1.0)
         return own
     merged: dict[str, Any] = {'resize': rules, 'buckets': [], 'has_all_slices': True}
+    merged['world_size'] = size
     for role in ROLES:
         merged[role] = {}
         for entry, rule in rules.get(role, {}).items():

@@ -1,7 +1,7 @@
 """Sources of contributions: gradients as autograd completes them, or the movement of local steps.
 
 A source writes a rank's contribution into the ``.grad`` of the parameters of each bucket and
-submits the bucket; the reducer writes the result to the same place. The optimizer that owns the
+may submit the bucket; the reducer writes the result to the same place. The optimizer that owns the
 source applies it.
 """
 
@@ -111,7 +111,7 @@ class GradientHooks(Source):
                 self._reducer.ready(index)
 
     def finish(self) -> None:
-        """Submit zeros for parameters that had no gradient."""
+        """Take zeros for parameters that had no gradient."""
         check_trained(self._optimizer, self._passes, self._names)
         for bucket in self._reducer.buckets:
             for member in bucket.members:
@@ -164,7 +164,7 @@ class Movement(Source):
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Write the movement to ``.grad``, submit all buckets, and restore θ_s."""
+        """Write the movement to ``.grad``, and restore θ_s."""
         for bucket in self._reducer.buckets:
             for member in bucket.members:
                 agreed = self.agreed[member.name]

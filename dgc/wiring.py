@@ -12,16 +12,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from dgc.bucket_spec import BucketSpec, ParameterSpec
 from dgc.buckets import Bucket
 from dgc.calibration import calibrate_path
-from dgc.composition import Composition
+from dgc.composition import Composition, describe
 from dgc.engines.base import Engine
 from dgc.handshake import describe_parameters, shake_hands
-from dgc.optim.sgd import DGCSGD
+from dgc.memory import AveragedMomentum
+from dgc.optim import DGCSGD, OneBitAdam
 from dgc.planner import Plan, PlanRequest
 from dgc.planner.broadcast import broadcast_json
 from dgc.planner.forecast import Forecast, Timing
@@ -84,13 +86,21 @@ def wire(
     aspects = describe_parameters(named, configuration) | composition.fingerprint(steps_per_epoch)
     parameters = trained(optimizer, named)
     aspects['which parameters are trained'] = '\n'.join(name for name, _, _ in parameters)
+    aspects['the optimizer'] = f'{type(optimizer).__name__} {describe(settings(optimizer))}'
+    # Planning is a collective where the planner needs something: all ranks must need the same.
+    planner = composition.planner
+    needs = planner.needs_timing, planner.saved_plan is None, profile is None
+    aspects['the planner'] = f'{describe(planner)} {needs}'
     shake_hands(engine, aspects | dict(agreed or {}), device)
     if not parameters:
         raise ValueError('no parameter needs a gradient: there is nothing to train')
     # Before planning, since bytes may depend on how many ranks a machine has.
     composition.exchange.check(engine, device)
     plan = make_plan(parameters, composition, engine, profile)
-    shake_hands(engine, {'the division into buckets': repr(plan.buckets)}, device)
+    # Devices are numbered per machine: rank 1 may have cuda:1 where rank 0 has cuda:0.
+    alike = [replace(each, device=torch.device(each.device.type)) for each in plan.buckets]
+    shake_hands(engine, {'the division into buckets': repr(alike)}, device)
+    composition.memory.check_buckets(plan.buckets)
     buckets = allocate(plan.buckets, parameters, composition, engine)
     return Wired(Reducer(buckets, composition, engine), plan)
 
@@ -179,6 +189,14 @@ def spec_of(named: Named) -> ParameterSpec:
     )
 
 
+def settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return the settings of an optimizer's groups, without parameters and tensors."""
+    return [
+        {key: value for key, value in group.items() if not isinstance(value, torch.Tensor | list)}
+        for group in optimizer.param_groups
+    ]
+
+
 def groups_of(optimizer: Optimizer) -> dict[Parameter, dict[str, Any]]:
     """Return the parameters that ``optimizer`` updates, each with its group."""
     return {p: group for group in optimizer.param_groups for p in group['params']}
@@ -223,7 +241,12 @@ def check_momentum(optimizer: Optimizer, composition: Composition) -> None:
     memory, exchange = type(composition.memory).__name__, type(composition.exchange).__name__
     for group in optimizer.param_groups:
         composition.memory.check(group.get('momentum', 0.0), group.get('nesterov', False))
-    composition.memory.check_optimizer(optimizer, composition.schedule)
+    composition.memory.check_optimizer(optimizer)
+    if isinstance(optimizer, OneBitAdam) and not isinstance(composition.memory, AveragedMomentum):
+        raise ValueError(
+            f'OneBitAdam expects momenta from the memory and {memory} sends none: use '
+            'AveragedMomentum (the composition one_bit_adam), or torch.optim.Adam'
+        )
     if composition.memory.holds_momentum and not isinstance(optimizer, DGCSGD) and has_momentum:
         raise ValueError(
             f'{memory} holds the momentum and {type(optimizer).__name__} would apply it again: '

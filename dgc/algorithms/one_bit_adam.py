@@ -34,7 +34,7 @@ def one_bit_adam(
     """Return the communication of 1-bit Adam; its optimizer is ``dgc.optim.OneBitAdam``.
 
     Args:
-        freeze_step: Steps of the warm-up, the same as the optimizer's.
+        freeze_step: Steps of the warm-up.
         beta1: Decay of the first moment, the same as the optimizer's.
         planner: Divides the parameters among buckets; by default each has its own, since the scale
             of a message must fit its magnitudes.

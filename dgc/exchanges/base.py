@@ -112,10 +112,15 @@ class Exchange(ABC):
         approximates: A dense message arrives with an error, apart from that of its coding.
         unbiased: The result's expectation is the mean gradient although only a part is sent, so
             that no error feedback is needed, and none is possible.
+        recodes: Several ranks write the same partial sum, so a stochastic coding would give them
+            different results.
+        feeds_back: It has error feedback of its own, which an unbiased coding would make diverge.
         scale: As in its ``Exchanged``.
     """
 
     accepts = SPARSE_ONLY
+    recodes = False
+    feeds_back = False
     selects = False
     loses = False
     is_estimate = True

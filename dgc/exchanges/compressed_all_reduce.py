@@ -23,6 +23,7 @@ class CompressedAllReduce(Exchange):
     """
 
     accepts = DENSE_ONLY
+    feeds_back = True
     scale = Scale.NONE
 
     def state_for(self, spec: BucketSpec) -> Entries:

@@ -61,6 +61,8 @@ class GTopKDoubling(Exchange):
     only the lowest of them keeps the truncation error.
     """
 
+    recodes = True
+
     def reduce(self, selected: Sparse, context: Context) -> Exchanged:
         """Return at most ``k`` elements of the sum over the ranks."""
         wire, engine = context.wire(), context.engine

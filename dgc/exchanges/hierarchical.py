@@ -51,6 +51,7 @@ class Hierarchical(Exchange):
         self.local_size = local_size
         self.accepts, self.selects, self.loses = exchange.accepts, exchange.selects, exchange.loses
         self.approximates, self.unbiased = exchange.approximates, exchange.unbiased
+        self.recodes, self.feeds_back = exchange.recodes, exchange.feeds_back
         self._per_machine = local_size or 1
 
     def state_for(self, spec: BucketSpec) -> Entries:
@@ -64,9 +65,11 @@ class Hierarchical(Exchange):
     def check(self, engine: Engine, device: torch.device | str = 'cpu') -> None:
         """Check the ranks of the machines; also looks up how many a machine has."""
         local_size = self._per_machine = self._workers(engine)
-        if self.local_size is None:
-            ours = torch.tensor([local_size], dtype=torch.int32, device=device)
-            sizes = sorted(set(engine.all_gather(ours).view(-1).tolist()))
+        places: list[list[int]] = []
+        if self.local_size is None:  # gathered, so that all ranks refuse alike
+            ours = torch.tensor([engine.local_rank, local_size], dtype=torch.int32, device=device)
+            places = engine.all_gather(ours).tolist()
+            sizes = sorted({size for _, size in places})
             if len(sizes) > 1:
                 raise ValueError(
                     f'machines have {sizes} ranks: start as many on each, or set local_size'
@@ -76,11 +79,12 @@ class Hierarchical(Exchange):
                 f'local_size={local_size} does not divide {engine.size} ranks: start as many on '
                 'every machine, or set another local_size'
             )
-        if self.local_size is None and engine.rank % local_size != engine.local_rank:
-            raise ValueError(
-                f'rank {engine.rank} is number {engine.local_rank} of the {local_size} on its '
-                'machine: give the processes of a machine consecutive ranks'
-            )
+        for rank, (local_rank, _) in enumerate(places):
+            if rank % local_size != local_rank:
+                raise ValueError(
+                    f'rank {rank} is number {local_rank} of the {local_size} on its machine: give '
+                    'the processes of a machine consecutive ranks'
+                )
         self.exchange.check(self._peers(engine), device)
 
     def prepare(self, bucket: Bucket, engine: Engine, is_finite: bool) -> bool:

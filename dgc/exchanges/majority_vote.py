@@ -25,9 +25,11 @@ class MajorityVote(Exchange):
         """Gather all messages and count the votes."""
         wire = context.wire()
         gathered = context.engine.all_gather(wire.encode(selected))
-        parts = [wire.read(part, rank) for rank, part in enumerate(gathered)]
-        non_finite = starts_with_nan(parts)  # before the sign: that of a NaN is 0 in torch
-        votes = torch.stack([part.values for part in parts]).sign_().sum(0)
+        votes, non_finite = torch.zeros_like(selected.values), False
+        for rank, message in enumerate(gathered):
+            part = wire.read(message, rank)
+            non_finite |= starts_with_nan([part])  # before the sign: that of a NaN is 0 in torch
+            votes += part.values.sign_()
         result = Sparse(votes.sign_(), None, selected.numel)
         return Exchanged([result], scale=self.scale, non_finite=non_finite)
 

@@ -55,6 +55,7 @@ class SparDL(Exchange):
         self.compressor = compressor or TopK()
         self.residuals = residuals or GlobalResiduals()
         self.loses = self.residuals.loses
+        self.recodes = teams > 1
 
     def state_for(self, spec: BucketSpec) -> Entries:
         """Declare the state of the compressor and of ``gather``."""

@@ -11,7 +11,6 @@ from dgc.bucket_spec import BucketSpec
 from dgc.buckets import Bucket
 from dgc.exchanges.base import Exchanged
 from dgc.memory.base import Memory, clear
-from dgc.schedule import DensitySchedule
 from dgc.sparse import Sparse
 from dgc.state import Elements, Entries, Resize
 
@@ -31,6 +30,7 @@ class AveragedMomentum(Memory):
     """
 
     buffers = ('momentum', 'residual')
+    needs_mean = True
 
     def __init__(self, beta1: float = 0.9) -> None:
         if not 0 <= beta1 < 1:
@@ -48,24 +48,34 @@ class AveragedMomentum(Memory):
                 "AveragedMomentum holds the first moment: set the optimizer's momentum to 0"
             )
 
-    def check_optimizer(self, optimizer: Optimizer, schedule: DensitySchedule) -> None:
-        """The optimizer must expect momenta after as many steps, of the same decay."""
+    def check_optimizer(self, optimizer: Optimizer) -> None:
+        """The optimizer must expect momenta, of the same decay."""
         name = type(optimizer).__name__
         for group in optimizer.param_groups:
-            if 'freeze_step' not in group:
+            if 'sends_momentum' not in group:
                 raise ValueError(
                     f'AveragedMomentum sends momenta, which {name} would take for gradients: use '
                     'dgc.optim.OneBitAdam'
                 )
-            steps = schedule.warmup_epochs * (schedule.stage_steps or 0)
-            if group['freeze_step'] != steps or group['betas'][0] != self.beta1:
+            if group['betas'][0] != self.beta1:
                 raise ValueError(
-                    f'{name} has freeze_step={group["freeze_step"]} and beta1={group["betas"][0]}, '
-                    f'the composition {steps} and {self.beta1}: make them equal'
+                    f'{name} has beta1={group["betas"][0]}, AveragedMomentum {self.beta1}: make '
+                    'them equal'
                 )
 
+    def check_buckets(self, buckets: Sequence[BucketSpec]) -> None:
+        """Every parameter must be compressed in the end: the optimizer expects momenta of all."""
+        never = [name for bucket in buckets if bucket.schedule is None for name in bucket.names]
+        if never:
+            raise ValueError(
+                f'{", ".join(never)} would never be compressed, so its gradient would be taken for '
+                'a momentum: use LayerRules(min_dims=0), without exceptions'
+            )
+
     def compensate(self, bucket: Bucket) -> Tensor:
-        """Return the gradient in the warm-up, later ``m + e``."""
+        """Return the gradient in the warm-up, later ``m + e``; set which in the groups."""
+        for member in bucket.members:
+            member.group['sends_momentum'] = bucket.density is not None
         if bucket.density is None:
             return bucket.contribution.float()
         momentum, residual = bucket.buffers['momentum'], bucket.buffers['residual']

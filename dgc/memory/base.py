@@ -29,7 +29,6 @@ from dgc.compressors.base import Compressor
 from dgc.corrected import Corrected
 from dgc.exchanges.base import Exchanged
 from dgc.ops import Update
-from dgc.schedule import DensitySchedule
 from dgc.sparse import Sparse
 from dgc.state import Elements, Entries
 
@@ -40,12 +39,16 @@ class Memory(ABC):
     Attributes:
         buffers: Names of the float32 tensors ``[n]`` that a bucket holds for this memory.
         holds_momentum: The velocity is kept here, so the optimizer must not apply momentum again.
+        needs_mean: ``update`` needs the mean over the ranks, which no parameter server returns.
+        applies_rate: It multiplies gradients by the learning rate.
         feeds_back: Unsent elements and quantization errors are added to later messages.
     """
 
     buffers: tuple[str, ...] = ()
     holds_momentum = False
     feeds_back = True
+    needs_mean = False
+    applies_rate = False
 
     def state_for(self, spec: BucketSpec) -> Entries:
         """Declare the tensors of ``buffers``; ranks' residuals add up."""
@@ -54,8 +57,11 @@ class Memory(ABC):
     def check(self, momentum: float, nesterov: bool) -> None:
         """Raise ValueError where this memory has no rule for an optimizer's momentum."""
 
-    def check_optimizer(self, optimizer: Optimizer, schedule: DensitySchedule) -> None:
+    def check_optimizer(self, optimizer: Optimizer) -> None:
         """Raise ValueError where the result of the exchange means nothing to ``optimizer``."""
+
+    def check_buckets(self, buckets: Sequence[BucketSpec]) -> None:
+        """Raise ValueError where this memory cannot serve a division into buckets."""
 
     @abstractmethod
     def compensate(self, bucket: Bucket) -> Tensor:

@@ -22,6 +22,8 @@ class DecoupledMomentum(Residual):
         decay: β.
     """
 
+    applies_rate = True
+
     def __init__(self, decay: float = 0.999) -> None:
         super().__init__(decay)
 

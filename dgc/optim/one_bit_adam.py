@@ -14,19 +14,19 @@ from torch.optim import Optimizer
 class OneBitAdam(Optimizer):
     """1-bit Adam's step (Algorithm 1), for the composition ``one_bit_adam``.
 
-    For the first ``freeze_step`` steps ``.grad`` is the mean gradient ḡ, and this is Adam:
+    While the composition is uncompressed, ``.grad`` is the mean gradient ḡ, and this is Adam:
 
         m ← β1·m + (1 - β1)·ḡ,  v ← β2·v + (1 - β2)·ḡ²,  w ← w - lr·m̂ / (√v̂ + ε)
 
     Afterwards ``.grad`` is the mean momentum m̄, which the memory AveragedMomentum keeps, and v and
     the factors of the bias correction stay as they are:  w ← w - lr·m̄ / ((1 - β1^T)·(√v̂ + ε)).
+    The memory says which of both it has sent, in the setting ``sends_momentum`` of the groups.
 
     Args:
         lr: Learning rate.
         betas: β1 and β2; β1 must be the composition's.
         eps: ε.
         weight_decay: Decoupled, as in AdamW: w ← w·(1 - lr·λ).
-        freeze_step: T, which must be the composition's.
         min_variance: When v freezes, it is raised to at least this fraction of its mean over the
             tensor. A coded momentum has one magnitude for all elements of a block, also for those
             whose gradient was always zero, and dividing it by √v = 0 would end training. (The
@@ -43,7 +43,6 @@ class OneBitAdam(Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
-        freeze_step: int = 100,
         min_variance: float = 0.05,
     ) -> None:
         if min(lr, eps, weight_decay, min_variance) < 0:
@@ -53,15 +52,13 @@ class OneBitAdam(Optimizer):
             )
         if not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f'betas must be at least 0 and below 1, got {betas}')
-        if freeze_step < 1:
-            raise ValueError(f'freeze_step must be at least 1, got {freeze_step}')
         defaults = {
             'lr': lr,
             'betas': betas,
             'eps': eps,
             'weight_decay': weight_decay,
-            'freeze_step': freeze_step,
             'min_variance': min_variance,
+            'sends_momentum': False,
         }
         super().__init__(params, defaults)
 
@@ -86,21 +83,22 @@ class OneBitAdam(Optimizer):
         beta1, beta2 = group['betas']
         state = self.state[parameter]
         if not state:
-            state['step'] = 0
+            state['step'] = 0  # of the warm-up
             state['exp_avg'] = torch.zeros_like(parameter)
             state['exp_avg_sq'] = torch.zeros_like(parameter)
-        state['step'] += 1
-        warming_up = state['step'] <= group['freeze_step']
+            state['is_frozen'] = False
         momentum, second = state['exp_avg'], state['exp_avg_sq']
-        if warming_up:
+        if not group['sends_momentum']:
+            state['step'] += 1
             momentum.lerp_(grad, 1 - beta1)
             second.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-            if state['step'] == group['freeze_step']:
-                second.clamp_(min=group['min_variance'] * float(second.mean()))
         else:
             momentum.copy_(grad)
-        counted = min(state['step'], group['freeze_step'])
+            if not state['is_frozen']:
+                second.clamp_(min=group['min_variance'] * float(second.mean()))
+                state['is_frozen'] = True
         # √v̂ + ε, and the first moment's correction, both as of the last step of the warm-up.
+        counted = max(state['step'], 1)
         denominator = second.sqrt().div_(math.sqrt(1 - beta2**counted)).add_(group['eps'])
         parameter.mul_(1 - group['lr'] * group['weight_decay'])
         parameter.addcdiv_(momentum, denominator, value=-group['lr'] / (1 - beta1**counted))

@@ -15,6 +15,7 @@ from dgc.bucket_spec import BucketSpec
 from dgc.buckets import Bucket
 from dgc.clipping import Clipping
 from dgc.codec import Codec
+from dgc.composition import check_feedback
 from dgc.compressors import Compressor, Dense, SampledTopK, keep
 from dgc.corrected import Corrected
 from dgc.memory import Memory, SAMomentum
@@ -102,6 +103,17 @@ class Asynchronous:
             raise ValueError(f'secondary_ratio must be above 0, got {self.secondary_ratio}')
         if self.statistics_period < 1:
             raise ValueError(f'statistics_period must be at least 1, got {self.statistics_period}')
+
+        check_feedback(self.codec, self.memory)
+        if self.codec.indices == 'none':
+            raise ValueError(
+                "indices='none' is for dense messages: a parameter server sends sparse"
+            )
+        if self.memory.needs_mean or self.memory.applies_rate:
+            raise ValueError(
+                f'{type(self.memory).__name__} does not fit a parameter server, whose workers send '
+                'updates and receive no mean: use SAMomentum, MomentumCorrection or Residual'
+            )
 
     def trained(self, settings: Optimizer, named: list[tuple[str, Parameter]]) -> list[Named]:
         """Return the parameters that ``settings`` trains, each with its group.

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor
 
 from dgc.bucket_spec import BucketSpec
+from dgc.state import Entries
 
 
 class Transform(ABC):
@@ -18,6 +19,10 @@ class Transform(ABC):
     """
 
     is_identity = False
+
+    def state_for(self, spec: BucketSpec) -> Entries:
+        """Declare what it keeps of a bucket between steps."""
+        return {}
 
     @abstractmethod
     def forward(self, flat: Tensor, spec: BucketSpec) -> Tensor:

@@ -107,8 +107,7 @@ def wrap(
 ) -> dgc.DistributedOptimizer:
     """A DistributedOptimizer over the optimizer that fits the composition's memory."""
     if isinstance(composition.memory, AveragedMomentum):
-        freeze_step = composition.schedule.stage_steps
-        adam = OneBitAdam([p for _, p in named], lr, (0.9, 0.99), 1e-4, weight_decay, freeze_step)
+        adam = OneBitAdam([p for _, p in named], lr, (0.9, 0.99), 1e-4, weight_decay)
         return dgc.DistributedOptimizer(
             adam, named, composition, engine or LocalEngine(), **settings
         )

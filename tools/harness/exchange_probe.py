@@ -12,7 +12,7 @@ from torch.nn import Parameter
 from dgc import Composition
 from dgc.bucket_spec import BucketSpec
 from dgc.buckets import Bucket
-from dgc.calibration import matrix_shape
+from dgc.calibration import near_square
 from dgc.compressors import TopK
 from dgc.engines import Engine
 from dgc.exchanges import Context
@@ -91,4 +91,4 @@ class ExchangeProbe:
 def probe_spec(numel: int, k: int) -> BucketSpec:
     """A bucket of one matrix of ``numel`` elements, of which ``k`` are sent."""
     density = (k - 0.5) / numel  # rounded up to k, whatever the product rounds to
-    return BucketSpec.of_shape(*matrix_shape(numel), schedule=DensitySchedule(density))
+    return BucketSpec.of_shape(*near_square(numel), schedule=DensitySchedule(density))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from dgc.bucket_spec import BucketSpec
-from dgc.calibration import matrix_shape, sizes
+from dgc.calibration import near_square, sizes
 from dgc.costmodel import Calibration, Line
 from dgc.planner import Merged, Plan, extremes
 from dgc.planner.forecast import Costs, Forecast, Timing
@@ -77,7 +77,7 @@ def costs(bench: Bench, make: Make, numel: int, host: Calibration, setting: Sett
     """
     schedule, workers, busy = make().schedule, setting.workers, setting.sharing
     some = sizes(numel)[::-2][::-1]
-    specs = [BucketSpec.of_shape(*matrix_shape(n), schedule=schedule) for n in some]
+    specs = [BucketSpec.of_shape(*near_square(n), schedule=schedule) for n in some]
 
     def compress(lines: Sequence[Line], counts: Counts) -> Line:
         points = [(n, busy * line.at(counts.handled)) for n, line in zip(some, lines, strict=True)]
