@@ -97,12 +97,18 @@ def wire(
     # Before planning, since bytes may depend on how many ranks a machine has.
     composition.exchange.check(engine, device)
     plan = make_plan(parameters, composition, engine, profile)
-    # Devices are numbered per machine: rank 1 may have cuda:1 where rank 0 has cuda:0.
-    alike = [replace(each, device=torch.device(each.device.type)) for each in plan.buckets]
-    shake_hands(engine, {'the division into buckets': repr(alike)}, device)
+    shake_hands(engine, {'the division into buckets': comparable(plan.buckets)}, device)
     composition.memory.check_buckets(plan.buckets)
     buckets = allocate(plan.buckets, parameters, composition, engine)
     return Wired(Reducer(buckets, composition, engine), plan)
+
+
+def comparable(buckets: Sequence[BucketSpec]) -> str:
+    """Return what ranks must have alike of a plan, as text.
+
+    Devices are numbered per machine: rank 1 may have cuda:1 where rank 0 has cuda:0.
+    """
+    return repr([replace(each, device=torch.device(each.device.type)) for each in buckets])
 
 
 def make_plan(

@@ -35,7 +35,10 @@ CASES: dict[str, tuple[list[str], str]] = {
         'unknown argument --sufix; did you mean --suffix?',
     ),
     'unknown device': (['--devices', 'tpu', *DIGITS[:2]], "argument --devices: …'tpu'…"),
-    'no config file': (['--suffix', '.x'], 'the following arguments are required: --configs .--list shows the files.'),
+    'no config file': (
+        ['--suffix', '.x'],
+        'the following arguments are required: --configs (--list shows the files)',
+    ),
     'no model': (
         ['--configs', 'configs/dgc/wm5.py'],
         'configs.dataset, configs.model, configs.train.num_epochs, configs.train.batch_size must '

@@ -1,0 +1,241 @@
+"""What is refused or compared between ranks before the first step, and what a failure ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from dgc_helpers import SHAPES, exact, loss, parameters, train, values, wrap
+
+import dgc
+from dgc.algorithms.demo import demo
+from dgc.algorithms.one_bit_adam import one_bit_adam
+from dgc.bucket_spec import BucketSpec, ParameterSpec
+from dgc.codec import Codec
+from dgc.compressors import Dense, TopK
+from dgc.engines import EngineError
+from dgc.exchanges import (
+    AllGather,
+    CompressedAllReduce,
+    GTopKDoubling,
+    Hierarchical,
+    SparDL,
+)
+from dgc.memory import AveragedMomentum, DecoupledMomentum, NoMemory, Residual
+from dgc.optim import OneBitAdam
+from dgc.planner import BySize, PerTensor
+from dgc.saved_state import restore
+from dgc.schedule import DensitySchedule
+from dgc.wiring import comparable
+
+
+class TestTheHandshake:
+    """Ranks that would make different engine calls, or different steps, are refused together."""
+
+    @staticmethod
+    def refused(make, match):
+        def worker(engine):
+            with pytest.raises(dgc.HandshakeError, match=match):
+                make(engine)
+            return True
+
+        assert dgc.simulate(2, worker) == [True, True]
+
+    def test_a_device_of_another_number_is_no_difference(self):
+        one, other = (
+            [BucketSpec.of([ParameterSpec('w', (2, 3), device=torch.device('cuda', n))], None)]
+            for n in (0, 1)
+        )
+        assert one != other
+        assert comparable(one) == comparable(other)
+
+    def test_another_planner(self):
+        planners = (BySize(), PerTensor())
+        self.refused(
+            lambda engine: wrap(parameters(), exact(planner=planners[engine.rank]), engine),
+            'differ in the planner',
+        )
+
+    def test_a_profile_on_one_rank_only(self):
+        profiles = (None, lambda: None)
+        self.refused(
+            lambda engine: wrap(parameters(), exact(), engine, profile=profiles[engine.rank]),
+            'differ in the planner',
+        )
+
+    @pytest.mark.parametrize('settings', [{'lr': 0.2}, {'weight_decay': 0.5}, {'nesterov': True}])
+    def test_another_setting_of_the_optimizer(self, settings):
+        def make(engine):
+            ours = {'momentum': 0.9, **(settings if engine.rank else {})}
+            wrap(parameters(), exact(), engine, **ours)
+
+        self.refused(make, 'differ in the optimizer')
+
+
+class TestPartsThatDoNotFit:
+    @pytest.mark.parametrize(
+        'exchange', [GTopKDoubling(), SparDL(teams=2), Hierarchical(GTopKDoubling(), 2)]
+    )
+    def test_stochastic_codings_where_several_ranks_write_the_same_sum(self, exchange):
+        compressor = Dense() if exchange.selects else TopK()
+        with pytest.raises(ValueError, match='several ranks write the same sum'):
+            dgc.Composition(NoMemory(), compressor, Codec('qsgd4', 'int32'), exchange)
+
+    def test_unbiased_codings_in_an_exchange_that_feeds_back(self):
+        with pytest.raises(ValueError, match='error feedback of its own'):
+            dgc.Composition(codec=Codec('qsgd2', 'none'), exchange=CompressedAllReduce())
+
+    def test_a_momentum_that_all_ranks_share_inside_a_machine(self):
+        exchange = Hierarchical(AllGather(), 2)
+        with pytest.raises(ValueError, match='AveragedMomentum must be the same on all'):
+            dgc.Composition(AveragedMomentum(), TopK(), Codec(), exchange)
+
+    def test_an_optimizer_that_expects_momenta_without_a_memory_that_sends_them(self):
+        named = parameters()
+        adam = OneBitAdam([p for _, p in named])
+        with pytest.raises(ValueError, match=r'OneBitAdam expects momenta.*Residual sends none'):
+            dgc.DistributedOptimizer(adam, named, exact(memory=Residual()))
+
+    @pytest.mark.parametrize('inner', [lambda p: dgc.DGCSGD(p, momentum=0.9), OneBitAdam])
+    def test_inner_steps_whose_momentum_is_left_to_a_memory(self, inner):
+        named = parameters()
+        moved = [p for _, p in named]
+        with pytest.raises(ValueError, match='leaves its momentum to a memory'):
+            dgc.LocalSteps(inner(moved), torch.optim.SGD(moved, 0.7), named)
+
+    def test_one_bit_adam_with_a_parameter_that_is_never_compressed(self):
+        composition = replace(one_bit_adam(), rules=dgc.LayerRules())
+        with pytest.raises(ValueError, match=r'scale, bias would never be compressed'):
+            wrap(parameters(), composition)
+
+    @pytest.mark.parametrize(
+        ('settings', 'reason'),
+        [
+            ({'values': 'qsgd2'}, 'unbiased'),
+            ({'indices': 'none'}, 'dense messages'),
+            ({'memory': DecoupledMomentum()}, 'does not fit a parameter server'),
+            ({'memory': AveragedMomentum()}, 'does not fit a parameter server'),
+        ],
+    )
+    def test_what_no_parameter_server_can_do(self, settings, reason):
+        from dgc.parameter_server import dual_way
+
+        with pytest.raises(ValueError, match=reason):
+            dual_way(**settings)
+
+    def test_machines_whose_ranks_are_not_consecutive_are_refused_on_every_rank(self):
+        def worker(engine):
+            engine.local_rank, engine.local_size = engine.rank // 2, 2  # round robin
+            with pytest.raises(ValueError, match='rank 1 is number 0'):
+                Hierarchical(AllGather()).check(engine)
+            return True
+
+        assert all(dgc.simulate(4, worker))
+
+
+class TestAFailedStep:
+    """One rank's bucket raises: its later buckets must not meet other ranks' collectives."""
+
+    def test_later_buckets_of_the_rank_make_no_calls(self):
+        class Broken(TopK):
+            def select(self, corrected, density):
+                raise MemoryError('no memory for a bucket')
+
+        named = parameters({**SHAPES, 'last.weight': (8, 8)})
+        optimizer = wrap(named, exact(compressor=Broken()))
+        assert len(optimizer.buckets) > 2
+        calls = []
+        optimizer.engine.all_gather = calls.append
+        loss(named, 0, 0).backward()
+        with pytest.raises(MemoryError):
+            optimizer.step()
+        assert calls == []
+
+    @pytest.mark.parametrize('error', [MemoryError, EngineError])
+    def test_with_skip_the_optimizer_goes_on(self, error):
+        failures = [error('once')]
+
+        class OnceBroken(TopK):
+            def select(self, corrected, density):
+                if failures:
+                    raise failures.pop()
+                return super().select(corrected, density)
+
+        named, others = parameters(), parameters()
+        optimizer = wrap(named, exact(compressor=OnceBroken(), nonfinite='skip'))
+        loss(named, 0, 0).backward()
+        with pytest.raises(error):
+            optimizer.step()
+        train(optimizer, named, 3)
+        undisturbed = wrap(others, exact(nonfinite='skip'))
+        train(undisturbed, others, 3)
+        assert all(map(torch.equal, values(named), values(others)))
+
+
+class TestPhasesOfOneBitAdam:
+    def test_a_skipped_step_of_the_warm_up_moves_both_sides_or_none(self):
+        """The optimizer takes a gradient for a gradient and a momentum for a momentum."""
+        named = parameters()
+        composition = replace(one_bit_adam(freeze_step=3), nonfinite='skip')
+        optimizer = wrap(named, composition)
+        for step in range(6):
+            optimizer.zero_grad()
+            scale = torch.inf if step == 1 else 1.0
+            (scale * loss(named, 0, step)).backward()
+            optimizer.step()
+            if step != 1:
+                (sends,) = {group['sends_momentum'] for group in optimizer.param_groups}
+                assert sends == (step >= 3)
+        steps = {state['step'] for state in optimizer.state.values()}
+        assert steps == {2}  # of three steps of the warm-up, one was skipped
+        assert all(state['is_frozen'] for state in optimizer.state.values())
+
+
+class TestFinalSigns:
+    def test_a_sum_that_overflows_is_seen_before_the_sign_hides_it(self):
+        def worker(engine):
+            named = parameters({'wide.weight': (16, 16)})
+            optimizer = wrap(named, demo(topk=4, chunk=8, nonfinite='skip'), engine, lr=1.0)
+            before = values(named)
+            (named[0][1] * 2e38).sum().backward()
+            optimizer.step()
+            return all(map(torch.equal, values(named), before))
+
+        assert all(dgc.simulate(4, worker))
+
+
+class TestSavedStates:
+    def test_a_state_of_another_world_size_is_refused_without_merging(self):
+        saved = dgc.simulate(2, lambda engine: wrap(parameters(), exact(), engine).state_dict())
+        with pytest.raises(ValueError, match='one of 2 ranks, and there are 1 here'):
+            wrap(parameters(), exact()).load_state_dict(saved[0])
+
+    def test_a_state_of_an_earlier_version_keeps_its_residuals(self):
+        named = parameters()
+        optimizer = wrap(named, dgc.deep_gradient_compression(0.05))
+        train(optimizer, named, 3)
+        memory = optimizer.state_dict()['memory']
+        earlier = {'memory': memory, 'compressor': {'calls': 5}, 'exchange': {}}
+        fresh = wrap(parameters(), dgc.deep_gradient_compression(0.05))
+        restore([bucket.state for bucket in fresh.buckets], earlier, 1)
+        after = fresh.state_dict()['memory']
+        for name, entries in memory.items():
+            for entry, tensor in entries.items():
+                assert torch.equal(after[name][entry], tensor)
+
+    def test_outer_settings_are_those_of_the_run_that_resumes(self):
+        def local_steps(lr):
+            named = parameters()
+            moved = [p for _, p in named]
+            outer = torch.optim.SGD(moved, lr, momentum=0.9)
+            return dgc.LocalSteps(torch.optim.SGD(moved, 0.1), outer, named, every=2)
+
+        resumed = local_steps(0.5)
+        resumed.load_state_dict(local_steps(0.7).state_dict())
+        assert resumed.outer.param_groups[0]['lr'] == 0.5
+
+    def test_buckets_that_are_never_compressed_keep_no_state_of_an_exchange(self):
+        named = parameters()
+        optimizer = wrap(named, replace(exact(), schedule=DensitySchedule()))
+        assert all(not bucket.state['exchange'] for bucket in optimizer.buckets)
