@@ -6,7 +6,7 @@ DiLoCo      an outer SGD, Nesterov momentum  (Douillard et al., arXiv 2311.08105
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,17 +15,16 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from dgc.buckets import Bucket
 from dgc.composition import Composition, describe
 from dgc.engines import Engine, create
 from dgc.handshake import broadcast_tensors
 from dgc.optim import DGCSGD, OneBitAdam
-from dgc.reducer import Progress
 from dgc.sources import Movement, check_trained
 from dgc.wiring import check, groups_of, regroup, settings, wire
+from dgc.wrapper import Wrapper
 
 
-class LocalSteps(Optimizer):
+class LocalSteps(Wrapper):
     """``every`` steps of an inner optimizer on each rank, then one outer step on the mean movement.
 
         inner = torch.optim.AdamW(model.parameters(), lr=4e-4)
@@ -87,7 +86,7 @@ class LocalSteps(Optimizer):
             raise ValueError('inner and outer must update the same parameters')
         super().__init__(inner.param_groups, inner.defaults)
         self.inner, self.outer, self.every = inner, outer, every
-        self._share()
+        self._use(self.inner)
         self.engine = engine or create(device=named[0][1].device)
         agreed = {
             'local steps between outer steps': str(every),
@@ -104,15 +103,11 @@ class LocalSteps(Optimizer):
         self._names = {parameter: name for name, parameter in named}
         self._wrapped = {member.parameter for member in self.source.members}
         self._handles = [
-            inner.register_load_state_dict_post_hook(lambda _: self._share()),
+            inner.register_load_state_dict_post_hook(lambda _: self._use(self.inner)),
             outer.register_load_state_dict_post_hook(
                 lambda _: regroup(self.reducer.buckets, self.outer)
             ),
         ]
-
-    def _share(self) -> None:
-        self.param_groups = self.inner.param_groups
-        self.state = self.inner.state
 
     def detach(self) -> None:
         """Remove the hooks from both optimizers, to wrap them again."""
@@ -185,21 +180,6 @@ class LocalSteps(Optimizer):
             with torch.no_grad():
                 for member, values in zip(members, local, strict=True):
                     member.parameter.copy_(values)
-
-    @property
-    def buckets(self) -> Sequence[Bucket]:
-        """The buckets, in the order in which they are sent."""
-        return self.reducer.buckets
-
-    @property
-    def composition(self) -> Composition:
-        """The parts that process the movement."""
-        return self.reducer.composition
-
-    @property
-    def progress(self) -> Progress:
-        """This rank's counters of steps, elements, bytes and seconds; ``steps`` are inner steps."""
-        return self.reducer.progress
 
     def state_dict(self) -> dict[str, Any]:
         """Return both optimizers' states, θ_s, and the state of the composition's parts.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,17 +12,16 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from dgc.algorithms.deep_gradient_compression import deep_gradient_compression
-from dgc.buckets import Bucket
 from dgc.composition import Composition
 from dgc.engines import Engine, create
 from dgc.handshake import broadcast_tensors
 from dgc.profile import Profile
-from dgc.reducer import Progress
 from dgc.sources import GradientHooks
 from dgc.wiring import check, regroup, wire
+from dgc.wrapper import Wrapper
 
 
-class DistributedOptimizer(Optimizer):
+class DistributedOptimizer(Wrapper):
     """``optimizer`` on the mean of all ranks' gradients, which a composition compresses.
 
         engine = dgc.create()
@@ -73,7 +72,7 @@ class DistributedOptimizer(Optimizer):
         check(optimizer, named, composition, steps_per_epoch)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.optimizer = optimizer
-        self._share()
+        self._use(self.optimizer)
         self.engine = engine or create(device=named[0][1].device)
         self.reducer, self.plan = wire(
             optimizer, named, composition, self.engine, steps_per_epoch, configuration, profile
@@ -92,13 +91,9 @@ class DistributedOptimizer(Optimizer):
         self._begin_step()
         self.zero_grad()
 
-    def _share(self) -> None:
-        self.param_groups = self.optimizer.param_groups
-        self.state = self.optimizer.state
-
     def _regroup(self) -> None:
         """Use the wrapped optimizer's groups and state, which loading replaces by new objects."""
-        self._share()
+        self._use(self.optimizer)
         regroup(self.reducer.buckets, self.optimizer)
 
     def detach(self) -> None:
@@ -160,21 +155,6 @@ class DistributedOptimizer(Optimizer):
     def agreed_parameters(self) -> Iterator[None]:
         """Return an empty context: the model always holds the parameters common to all ranks."""
         yield
-
-    @property
-    def buckets(self) -> Sequence[Bucket]:
-        """The buckets, in the order in which they are sent."""
-        return self.reducer.buckets
-
-    @property
-    def composition(self) -> Composition:
-        """The parts that process the gradients."""
-        return self.reducer.composition
-
-    @property
-    def progress(self) -> Progress:
-        """This rank's counters of steps, elements, bytes and seconds."""
-        return self.reducer.progress
 
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state, and that of the composition's parts."""

@@ -27,6 +27,7 @@ from dgc_helpers import (
     watch,
     wrap,
 )
+from state_helpers import assert_same
 from torch import Tensor
 
 import dgc
@@ -519,20 +520,3 @@ def test_a_skipped_step_leaves_no_trace(row, bad):
     first, *others = dgc.simulate(4, worker)
     assert all(all(map(torch.equal, other, first)) for other in others)
     assert all(value.isfinite().all() for value in first)
-
-
-def assert_same(one: object, other: object) -> None:
-    """The same keys, numbers and bits all the way down."""
-    assert type(one) is type(other)
-    if isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for key in one:
-            assert_same(one[key], other[key])
-    elif isinstance(one, torch.Tensor):
-        assert torch.equal(one, other)
-    elif isinstance(one, list):
-        assert len(one) == len(other)
-        for mine, theirs in zip(one, other, strict=True):
-            assert_same(mine, theirs)
-    else:
-        assert one == other

@@ -1,0 +1,37 @@
+"""What the optimizers that wrap others have in common: the view of their reducer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch.optim import Optimizer
+
+from dgc.buckets import Bucket
+from dgc.composition import Composition
+from dgc.reducer import Progress, Reducer
+
+
+class Wrapper(Optimizer):
+    """An optimizer whose contributions go through ``reducer``."""
+
+    reducer: Reducer
+
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        """The buckets, in the order in which they are sent."""
+        return self.reducer.buckets
+
+    @property
+    def composition(self) -> Composition:
+        """The parts that process the contributions."""
+        return self.reducer.composition
+
+    @property
+    def progress(self) -> Progress:
+        """This rank's counters of steps, elements, bytes and seconds."""
+        return self.reducer.progress
+
+    def _use(self, optimizer: Optimizer) -> None:
+        """Share groups and state with a wrapped optimizer; loading replaces these objects."""
+        self.param_groups = optimizer.param_groups
+        self.state = optimizer.state
