@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from dgc.composition import Composition, describe
+from dgc.composition import Composition
 from dgc.engines import Engine, create
 from dgc.handshake import broadcast_tensors
 from dgc.optim import DGCSGD, OneBitAdam
 from dgc.sources import Movement, check_trained
-from dgc.wiring import check, groups_of, regroup, settings, wire
+from dgc.wiring import check, groups_of, regroup, wire
 from dgc.wrapper import Wrapper
 
 
@@ -88,10 +88,7 @@ class LocalSteps(Wrapper):
         self.inner, self.outer, self.every = inner, outer, every
         self._use(self.inner)
         self.engine = engine or create(device=named[0][1].device)
-        agreed = {
-            'local steps between outer steps': str(every),
-            'the inner optimizer': f'{type(inner).__name__} {describe(settings(inner))}',
-        }
+        agreed = {'local steps between outer steps': str(every)}
         epoch = None if steps_per_epoch is None else max(steps_per_epoch // every, 1)
         self.reducer, self.plan = wire(
             outer, named, composition, self.engine, epoch, configuration, agreed=agreed

@@ -2,8 +2,8 @@
 
 In each step, on each rank:
 
-1. Sum the gradients over the ranks (all-reduce), divide by P.
-2. Take the optimizer's step.
+    1. Sum the gradients over the ranks (all-reduce), divide by P.
+    2. Take the optimizer's step.
 """
 
 from __future__ import annotations

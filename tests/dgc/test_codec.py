@@ -79,13 +79,15 @@ def test_what_arrives_and_what_was_rounded_off_is_all_there_was_bit_for_bit(
 @pytest.mark.parametrize(('values', 'indices'), [pair for pair in TYPES if pair[0] not in NEAREST])
 @settings(deadline=None, max_examples=60)
 @given(sparse=ANY)
-def test_of_the_other_codings_the_residual_is_exact_to_one_rounding(values, indices, sparse):
+def test_of_the_other_codings_the_residual_is_exact_to_two_roundings(values, indices, sparse):
+    """The residual is at most twice the largest value, the sum at most once: each is rounded by
+    2^-24 of itself."""
     codec, sparse = Codec(values, indices), fitting(sparse, indices)
     delivered = codec.decode(codec.encode(sparse))
     residual = difference(sparse, delivered).values
-    largest = sparse.values.abs().max() if len(sparse.values) else 0.0
-    lost = (delivered.values + residual - sparse.values).abs()
-    assert (lost <= largest * 2.0**-23).all()
+    largest = float(sparse.values.abs().max()) if len(sparse.values) else 0.0
+    lost = (delivered.values + residual).double() - sparse.values.double()
+    assert (lost.abs() <= 3 * largest * 2.0**-24).all()
 
 
 @pytest.mark.parametrize(('values', 'indices'), [t for t in TYPES if t != ('sign', 'none')])
@@ -218,7 +220,7 @@ def test_restoring_gives_the_rounding_back_to_the_memory():
     codec, memory = Codec('fp16', 'int32'), Residual()
     bucket = bucket_of(torch.tensor([1 + 2.0**-12, 0.0]), memory.buffers)
     sparse = message({0: 1 + 2.0**-12}, 2)
-    memory.restore(bucket, difference(sparse, codec.decode(codec.encode(sparse))))
+    memory.add_error(bucket, difference(sparse, codec.decode(codec.encode(sparse))))
     assert bucket.buffers['residual'].tolist() == [2.0**-12, 0]
 
 

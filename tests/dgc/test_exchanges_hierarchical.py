@@ -102,8 +102,8 @@ def test_each_bucket_moves_its_own_memory_and_again_if_the_loaded_state_has_not(
             bucket.buffers['residual'].fill_(1.0)
             exchange.prepare(bucket, engine, is_finite=True)
             seen.append(float(bucket.buffers['residual'][0]))
-        state = buckets[0].state_dict()
-        buckets[0].load_state_dict(state, state['values'] if saved else {})
+        state = buckets[0].state.state_dict()
+        buckets[0].state.load_state_dict(state, state['values'] if saved else {})
         exchange.prepare(buckets[0], engine, is_finite=True)
         return [*seen, float(buckets[0].buffers['residual'][0])]
 
@@ -276,7 +276,7 @@ def test_the_number_of_ranks_of_a_machine_comes_from_the_engine():
             size=2,
             local_rank=1,
             local_size=2,
-            all_gather=lambda tensor: tensor.expand(2, 1),
+            all_gather=lambda tensor: torch.tensor([[0, 2], [1, 2]]),
         )
     )
     assert exchange.bytes_inside(NUMEL) == 4 * NUMEL

@@ -625,7 +625,7 @@ class TestCompressedAllReduce:
 
     def test_the_slices_cover_the_bucket(self):
         def worker(engine):
-            return bucket_of_shapes(CompressedAllReduce(), engine, {'weight': (11,)}).owned
+            return bucket_of_shapes(CompressedAllReduce(), engine, {'weight': (11,)}).state.owned
 
         assert dgc.simulate(4, worker) == [(0, 2), (2, 5), (5, 8), (8, 11)]
 

@@ -29,13 +29,17 @@ from dgc.sparse import Sparse
 
 
 def place(rank=0, size=4, local_rank=0, local_size=1):
-    """The attributes of an engine that ``check`` uses."""
+    """The attributes of an engine that ``check`` uses; every other rank is placed alike."""
+    is_consecutive = rank % local_size == local_rank
+    machines = size // local_size
+    numbers = [r % local_size if is_consecutive else r // machines for r in range(size)]
+    table = torch.tensor([[number, local_size] for number in numbers])
     return SimpleNamespace(
         rank=rank,
         size=size,
         local_rank=local_rank,
         local_size=local_size,
-        all_gather=lambda tensor: tensor.expand(size, -1),
+        all_gather=lambda tensor: table,
     )
 
 
@@ -72,7 +76,7 @@ def test_invalid_settings(make, message):
         (
             Hierarchical(GTopK()),
             place(rank=2, local_rank=1, local_size=2),
-            'rank 2 is number 1 of the 2 on its machine',
+            'rank 1 is number 0 of the 2 on its machine',
         ),
         # Three machines of two: the exchange between them is checked too.
         (Hierarchical(SparDL(2), 2), place(size=6), 'teams=2 does not divide 3 ranks'),

@@ -206,8 +206,8 @@ def test_loaded_state_continues_as_the_saved_one(row):
         ]
         for case in cases[:7]:
             run_rank(first, case, engine, bucket=buckets[0])
-        state = copy.deepcopy(buckets[0].state_dict())
-        buckets[1].load_state_dict(state, state['values'])
+        state = copy.deepcopy(buckets[0].state.state_dict())
+        buckets[1].state.load_state_dict(state, state['values'])
         straight = [run_rank(first, case, engine, bucket=buckets[0]) for case in cases[7:]]
         resumed = [run_rank(second, case, engine, bucket=buckets[1]) for case in cases[7:]]
         assert buckets[0].state['exchange'] == buckets[1].state['exchange']
@@ -245,8 +245,8 @@ def test_the_state_of_another_exchange_is_ignored(one, other):
         )
         initial = [copy.deepcopy(bucket.state['exchange']) for bucket in (first, second)]
         run_rank(one(), case, engine, bucket=first)
-        saved = first.state_dict()
-        second.load_state_dict(saved, saved['values'])
+        saved = first.state.state_dict()
+        second.state.load_state_dict(saved, saved['values'])
         return initial, [bucket.state['exchange'] for bucket in (first, second)]
 
     for initial, afterwards in dgc.simulate(3, worker):

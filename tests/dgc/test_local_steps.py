@@ -549,10 +549,10 @@ DIFFERENT = {
         lambda rank: {'every': 3 + rank},
         'local steps between outer steps',
     ),
-    'rate': (lambda rank: {'outer': {'lr': 0.7 + rank / 10}}, 'the outer optimizer'),
+    'rate': (lambda rank: {'outer': {'lr': 0.7 + rank / 10}}, 'the optimizer'),
     'momentum': (
         lambda rank: {'outer': {'lr': 0.7, 'momentum': 0.9, 'nesterov': not rank}},
-        'the outer optimizer',
+        'the optimizer',
     ),
     'composition': (
         lambda rank: {'composition': dgc_like() if rank else dgc.dense()},
@@ -578,7 +578,7 @@ class TestRefusals:
             tensors = [p for _, p in named]
             make = torch.optim.RMSprop if engine.rank else torch.optim.Adam
             inner, outer = torch.optim.SGD(tensors, lr=0.1), make(tensors, lr=0.1)
-            with pytest.raises(HandshakeError, match='rank 1 and rank 0 differ in the outer'):
+            with pytest.raises(HandshakeError, match='rank 1 and rank 0 differ in the optimizer'):
                 LocalSteps(inner, outer, named, engine=engine)
             return True
 

@@ -248,7 +248,7 @@ class TestSelection:
         def steps():
             memory, chooser = make(), compressor()
             bucket = bucket_of(
-                torch.zeros(60_000, dtype=dtype), memory.buffers, 0.9, nesterov, ratio=0.01
+                torch.zeros(60_000, dtype=dtype), memory.buffers, 0.9, nesterov, density=0.01
             )
             for step in range(4):
                 bucket.gradient.copy_(random(60_000, step))
@@ -316,8 +316,8 @@ def test_without_the_library_the_reference_works_and_that_is_said_once(monkeypat
         ops._kernels.cache_clear()
 
 
-def test_a_whole_is_the_memory_s_own_storage():
-    kept = torch.tensor([1.0, 2.0])
-    whole = Corrected(kept, Update([torch.tensor([3.0, -2.0])])).whole()
-    assert whole.data_ptr() == kept.data_ptr()
-    assert whole.tolist() == [4.0, 0.0]
+def test_what_is_materialized_is_the_memory_s_own_storage():
+    residual = torch.tensor([1.0, 2.0])
+    corrected = Corrected(residual, Update([torch.tensor([3.0, -2.0])])).materialize()
+    assert corrected.data_ptr() == residual.data_ptr()
+    assert corrected.tolist() == [4.0, 0.0]

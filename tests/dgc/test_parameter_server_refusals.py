@@ -88,8 +88,8 @@ def test_other_optimizers_and_types_are_refused():
     named = parameters()
     adam = torch.optim.Adam([p for _, p in named])
     with pytest.raises(ValueError, match='Adam cannot train asynchronously'):
-        dual_way().plan(adam, named, ())
+        dual_way().trained(adam, named)
     half = parameters(dtype=torch.float16)
     sgd = torch.optim.SGD([p for _, p in half], lr=0.1, momentum=0.9)
     with pytest.raises(ValueError, match='float32 parameters'):
-        dual_way().plan(sgd, half, ())
+        dual_way().trained(sgd, half)

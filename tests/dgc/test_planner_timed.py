@@ -266,7 +266,7 @@ class TestInTraining:
             known = Forecast(known.timing, AllReduce(), known.codec)
             wrap(parameters(), dgc.dense(planner=Merged(known)), engine)
 
-        with pytest.raises(dgc.HandshakeError, match='rank 1 and rank 0 differ in the division'):
+        with pytest.raises(dgc.HandshakeError, match='rank 1 and rank 0 differ in the planner'):
             dgc.simulate(2, differing)
 
 

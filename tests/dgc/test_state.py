@@ -4,7 +4,6 @@ another world size."""
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -79,7 +78,9 @@ def buckets_of(division, rank=0, size=1, shapes=SHAPES, parts=PARTS):
 def reducer_of(division, rank=0, size=1, **settings):
     """A reducer of such buckets; its engine is not used."""
     buckets = buckets_of(division, rank, size, **settings)
-    return Reducer(buckets, exact(memory=Residual()), dgc.engines.LocalEngine())
+    engine = dgc.engines.LocalEngine()
+    engine.rank, engine.size = rank, size
+    return Reducer(buckets, exact(memory=Residual()), engine)
 
 
 def number(name, entry, rank=0):
@@ -357,7 +358,6 @@ class TestResize:
 
     def test_one_ranks_slices_are_refused_in_other_buckets(self):
         state, reducer = self.saved(3)[1], reducer_of(MIXED[::-1], 1, 3)
-        reducer.engine = SimpleNamespace(rank=1, size=3)
         with pytest.raises(ValueError, match='slices that this rank owned'):
             reducer.load_state_dict(state)
 
@@ -385,7 +385,7 @@ class TestResize:
     def test_every_role_and_every_rule_is_there_again(self):
         states = self.saved(4)
         merged = merge_states(states, 1, 2)
-        assert states[0].keys() == {*ROLES, 'buckets', 'resize'}
+        assert states[0].keys() == {*ROLES, 'buckets', 'resize', 'world_size'}
         assert merged.keys() == {*states[0], 'has_all_slices'}
         assert merged['resize'] == states[0]['resize']
         assert merged['resize']['exchange'] == {
