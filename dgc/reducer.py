@@ -165,6 +165,9 @@ class Reducer:
         if not usable and self.composition.nonfinite == 'stop':
             raise self._non_finite(outcomes)
         self._failures.clear()
+        if usable:
+            for bucket in self.buckets:
+                self.composition.memory.commit(bucket)
         return usable
 
     def count_local_step(self) -> None:

@@ -73,14 +73,17 @@ class AveragedMomentum(Memory):
             )
 
     def compensate(self, bucket: Bucket) -> Tensor:
-        """Return the gradient in the warm-up, later ``m + e``; set which in the groups."""
-        for member in bucket.members:
-            member.group['sends_momentum'] = bucket.density is not None
+        """Return the gradient in the warm-up, later ``m + e``."""
         if bucket.density is None:
             return bucket.contribution.float()
         momentum, residual = bucket.buffers['momentum'], bucket.buffers['residual']
         residual.add_(momentum, alpha=self.beta1)
         return residual.add_(bucket.contribution, alpha=1 - self.beta1)
+
+    def commit(self, bucket: Bucket) -> None:
+        """Tell the optimizer whether ``.grad`` is a momentum: the groups' ``sends_momentum``."""
+        for member in bucket.members:
+            member.group['sends_momentum'] = bucket.density is not None
 
     def remove_sent(self, bucket: Bucket, sent: Sparse) -> None:
         """``e ← 0`` at the positions that were sent."""

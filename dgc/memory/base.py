@@ -87,6 +87,12 @@ class Memory(ABC):
         density = 1.0 if bucket.density is None else bucket.density
         return compressor.select(self.corrected(bucket), density)
 
+    def commit(self, bucket: Bucket) -> None:
+        """Called for every bucket once no rank has skipped the step, before the optimizer's step.
+
+        For what lies outside the state of buckets, which alone is restored where a step is skipped.
+        """
+
     def update(
         self, bucket: Bucket, selected: Sparse, exchanged: Exchanged, result: Sequence[Tensor]
     ) -> None:

@@ -291,7 +291,7 @@ class TestEveryExchange:
             for of_ranks in gradients[:3]:
                 take_step(exchange, bucket, of_ranks[engine.rank].clone(), codec, engine)
             state = bucket.state.state_dict()
-            other.load_state_dict(state, state['values'])
+            other.state.load_state_dict(state, state['values'])
             results = []
             for of_ranks in gradients[3:]:
                 for each, its_bucket in ((exchange, bucket), (resumed, other)):
