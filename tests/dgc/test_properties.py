@@ -171,6 +171,9 @@ TABLE |= {
         )
     ),
     'hierarchical, one each': Row(lambda: sparse(exchange=Hierarchical(AllGather(), local_size=1))),
+    'power-sgd small buckets': Row(
+        lambda: ALGORITHMS['power-sgd'].composition(planner=BySize(sparse_bytes=800), rank=2)
+    ),
     'chunk residual': Row(lambda: sparse(memory=Residual(), exchange=ChunkAllReduce(chunk=16))),
 }
 WORKERS = (1, 2, 3, 4, 5)
