@@ -110,7 +110,7 @@ class TestMutations:
         files = command.files(ROOT, 'dgc')
         drawn = draw(ROOT, files, seed=0, count=100_000)
         assert len(drawn) == len(set(drawn)) > 1000
-        assert {mutation.file for mutation in drawn} >= {'dgc/memory.py', 'dgc/ops/native.py'}
+        assert {mutation.file for mutation in drawn} >= {'dgc/buckets.py', 'dgc/ops/native.py'}
         assert 'dgc/ops/cuda.py' not in files
         for mutation in drawn[:60]:
             source = (ROOT / mutation.file).read_bytes()
@@ -175,7 +175,7 @@ class TestRelevance:
     def test_of_this_tree(self):
         relevance = Relevance(ROOT)
         assert relevance.tests_of('dgc/hooks.py')[0] == 'tests/dgc/test_hooks.py'
-        assert relevance.tests_of('dgc/memory.py')[0] == 'tests/dgc/test_memory.py'
+        assert relevance.tests_of('dgc/local_steps.py')[0] == 'tests/dgc/test_local_steps.py'
         for file in command.files(ROOT, 'dgc'):
             if not file.endswith('__init__.py'):
                 assert 1 <= len(relevance.tests_of(file)) <= FEW, file
