@@ -54,10 +54,14 @@ class Plan:
         """Read what ``to_json`` returned.
 
         Raises:
+            PlanError: For a plan of another version.
             KeyError, TypeError, ValueError, AttributeError: For anything else.
         """
         if content['version'] != VERSION:
-            raise ValueError(f'its version is {content["version"]}, this program reads {VERSION}')
+            raise PlanError(
+                f'a plan of version {content["version"]}, and version {VERSION} is needed: '
+                'train without a replayed plan once, which writes a new one'
+            )
         predicted = content['predicted_seconds'].items()
         timing = content['timing']
         return cls(
@@ -92,6 +96,8 @@ def read(file: str) -> Plan:
     """
     try:
         return Plan.from_json(json.loads(Path(file).read_text()))
+    except PlanError as error:
+        raise PlanError(f'{file} is {error}') from error
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise PlanError(f'{file} holds no plan: {error!r}') from error
 

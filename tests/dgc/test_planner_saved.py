@@ -170,7 +170,7 @@ class TestRefusals:
     def test_a_plan_of_an_older_version(self, file, tmp_path):
         content = json.loads((tmp_path / 'plan.json').read_text())
         (tmp_path / 'plan.json').write_text(json.dumps(content | {'version': 1}))
-        with pytest.raises(PlanError, match='its version is 1, this program reads 2'):
+        with pytest.raises(PlanError, match='is a plan of version 1, and version 2 is needed'):
             self.replay(file)
 
     def test_no_file(self, tmp_path):

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from launching import SIMULATED, Done, Run, here, only_run
 
+from dgc.bucket_spec import BucketSpec, ParameterSpec
+from dgc.planner import Plan
+
 STACKS = {
     'omgs': ['dgc/wm5', 'omgs/merged'],
     'lags': ['dgc/wm5', 'lags/adaptive'],
@@ -46,13 +49,22 @@ def test_a_plan_is_written_and_replays_to_the_last_bit(tmp_path, stack):
     assert again.curve('loss/train') == first.curve('loss/train')
 
 
-def test_a_plan_of_another_model_is_refused_by_name(tmp_path):
-    bucket = {'parameters': {'features.0.weight': 9}, 'ratio': 0.001, 'asked': 0.001}
-    plan = {'version': 1, 'foreseen_seconds': {}, 'buckets': [bucket], 'timing': None}
-    file = tmp_path / 'plan.json'
+def replayed(folder: Path, plan: dict) -> list[str]:
+    """What a run that replays ``plan`` says before it ends with exit code 2."""
+    file = folder / 'plan.json'
     file.write_text(json.dumps(plan))
-    done = train(tmp_path, ['dgc/wm5'], [*REPLAY, file])
+    done = train(folder, ['dgc/wm5'], [*REPLAY, file])
     assert done.code == 2
-    assert done.complaints == [
-        f'train.py: {file} is of another model: this one has no features.0.weight'
-    ]
+    return [line.replace(str(file), 'FILE') for line in done.complaints]
+
+
+def test_a_plan_of_another_model_is_refused_by_name(tmp_path):
+    bucket = BucketSpec.of([ParameterSpec('features.0.weight', (3, 3))], None)
+    plan = Plan([bucket]).to_json()
+    complaint = 'train.py: FILE is of another model: this one has no features.0.weight'
+    assert replayed(tmp_path, plan) == [complaint]
+
+
+def test_a_plan_of_another_version_is_refused_with_the_remedy(tmp_path):
+    (told,) = replayed(tmp_path, {'version': 1, 'buckets': []})
+    assert told.startswith('train.py: FILE is a plan of version 1, and version 2 is needed: train')
