@@ -150,7 +150,7 @@ class TestTable:
             ([row('dgc', 2.0)], 'has nothing to predict'),
             (
                 [row('compute', 1.0), row('dgc', 2.0, plan={'version': 1})],
-                'its version is 1, this program reads 2',
+                'a plan of version 1, and version 2 is needed',
             ),
             (
                 [row('compute', 1.0, model='vgg99'), row('dgc', 2.0, model='vgg99')],
