@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import sys
 from collections.abc import Iterator
 from functools import cache
 
 import pytest
+import warm
 from grouping import (  # hooks  # noqa: F401
     pytest_collection_modifyitems,
     pytest_configure_node,
@@ -48,6 +50,14 @@ def worlds() -> Iterator[Worlds]:
     started = Worlds()
     yield started
     started.close()
+
+
+@pytest.fixture
+def warm_python(monkeypatch) -> None:
+    """Processes that this one starts by ``sys.executable`` import torch once for all tests."""
+    for name, value in warm.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, 'executable', str(warm.STUB))
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import warm
 from world_server import ANSWER
 
 ROOT = Path(__file__).parents[1]
@@ -133,9 +134,9 @@ class World:
             listener.bind(str(path))
             listener.listen(self.size)
             self._process = subprocess.Popen(
-                [*words, str(SERVER), str(path)],
+                warm.warmed([*words, str(SERVER), str(path)]),
                 cwd=ROOT,
-                env=environment(),
+                env=environment() | warm.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

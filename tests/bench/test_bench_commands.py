@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 from tools.harness.algorithms import compositions
 
@@ -16,12 +18,16 @@ ROOT = Path(__file__).parents[2]
 SHORT = ('--model', 'digits', '--batch', '2', '--rounds', '2', '--steps', '1')
 
 
-def run(module: str, *arguments: str, **more: str) -> subprocess.CompletedProcess:
+def run(
+    module: str, *arguments: str, cold: bool = True, **more: str
+) -> subprocess.CompletedProcess:
+    """A command of bench/. Not cold: it and its workers import torch once for all tests."""
+    words = [sys.executable, '-m', module, *arguments]
     environment = {k: v for k, v in os.environ.items() if k != 'PYTHONPATH'} | more
     return subprocess.run(
-        [sys.executable, '-m', module, *arguments],
+        words if cold else warm.warmed(words),
         cwd=ROOT,
-        env=environment,
+        env=environment if cold else environment | warm.environment(),
         capture_output=True,
         text=True,
         timeout=240,
@@ -46,12 +52,20 @@ def run(module: str, *arguments: str, **more: str) -> subprocess.CompletedProces
         ('bench.chaos', ('--kill-workers', '-1'), '-1 is less than 0'),
     ],
 )
-def test_bad_input_is_refused_in_one_line(module, arguments, message):
-    done = run(module, *arguments)
-    assert done.returncode == 2
-    assert done.stdout == ''
-    assert done.stderr.count('\n') == 1 and message in done.stderr
-    assert done.stderr.startswith(f'{module}: ')
+def test_bad_input_is_refused_in_one_line(module, arguments, message, capsys):
+    """In this process: a process of its own would spend seconds on importing torch."""
+    with pytest.raises(SystemExit, match='2'):
+        importlib.import_module(module).main(list(arguments))
+    output, errors = capsys.readouterr()
+    assert output == ''
+    assert errors.count('\n') == 1 and message in errors
+    assert errors.startswith(f'{module}: ')
+
+
+def test_a_refused_command_ends_with_code_2():
+    done = run('bench.cluster', '--nodes', '1')
+    assert done.returncode == 2 and done.stdout == ''
+    assert done.stderr.count('\n') == 1
 
 
 @pytest.mark.parametrize(
@@ -90,7 +104,8 @@ def test_throughput_with_a_slow_worker(tmp_path):
 def test_step_measures_every_row_that_torchrun_can_start(tmp_path):
     file = tmp_path / 'rows.json'
     names = ['compute', 'ddp', 'ddp fp16', *compositions()]
-    done = run('bench.step', *SHORT, '--only', ','.join(names), '--json', str(file))
+    words = ('--only', ','.join(names), '--json', str(file))
+    done = run('bench.step', *SHORT, *words, cold=False)
     assert done.returncode == 0, done.stderr
     rows = {row['row']: row for row in json.loads(file.read_text())}
     assert list(rows) == names
@@ -107,7 +122,8 @@ def test_step_measures_every_row_that_torchrun_can_start(tmp_path):
 def test_step_measures_the_dgc_that_pythonpath_names(tmp_path):
     (tmp_path / 'dgc').mkdir()
     (tmp_path / 'dgc' / '__init__.py').write_text('raise SystemExit("another dgc")')
-    done = run('bench.step', *SHORT, '--only', 'compute', PYTHONPATH=str(tmp_path))
+    words = ('--only', 'compute')
+    done = run('bench.step', *SHORT, *words, cold=False, PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
     assert 'another dgc' in done.stderr
     assert 'compute (torch)  failed: the workers ended with status 1' in done.stdout

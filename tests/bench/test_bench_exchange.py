@@ -1,6 +1,7 @@
 """What `python -m bench.exchange` measures, simulates, draws and refuses."""
 
 import json
+import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import warm
 
 from bench import exchange
 from bench.exchange_worker import Case, is_upper_bound, summarize
@@ -101,8 +103,11 @@ def test_simulations_that_take_too_long_are_left_out(capsys):
 def test_real_processes_send_what_the_closed_forms_say(tmp_path):
     file = tmp_path / 'rows.json'
     words = ['--workers', '2', '--steps', '2', *SMALL, '--json', str(file)]
-    command = [sys.executable, '-m', 'bench.exchange', *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    command = warm.warmed([sys.executable, '-m', 'bench.exchange', *words])
+    variables = os.environ | warm.environment()
+    done = subprocess.run(
+        command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, done.stderr
     rows = json.loads(file.read_text())
     assert [row['exchange'] for row in rows] == [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import warm
 from worlds import LAUNCHERS, environment
 
 HERE = Path(__file__).parent
@@ -14,8 +15,8 @@ def start(launcher: str, size: int, worker: str, *arguments: str) -> str:
     """What ``size`` processes of a file in this folder write to stdout; they must succeed."""
     command = [word.format(size=size) for word in LAUNCHERS[launcher]]
     done = subprocess.run(
-        [*command, str(HERE / worker), *arguments],
-        env=environment(),
+        warm.warmed([*command, str(HERE / worker), *arguments]),
+        env=environment() | warm.environment(),
         capture_output=True,
         text=True,
         timeout=240,

@@ -366,7 +366,7 @@ class TestCalibration:
         assert calibration.obtain(tmp_path / 'host.json') == made
 
     @pytest.mark.slow
-    def test_two_processes_measure_it(self):
+    def test_two_processes_measure_it(self, warm_python):
         found = calibration.measure()
         assert 0 < found.network.alpha < 0.1 and 0 < found.network.beta < 1e-6
         assert 0 < found.processor.alpha < 0.1 and 0 < found.processor.beta < 1e-6

@@ -6,6 +6,9 @@ from functools import cache
 import pytest
 from launching import BATCH, BIN, DIGITS, EPOCHS, Run, launch, only_run
 
+# Started as users do; the others import torch once for all (tests/warm.py).
+COLD = ('horovodrun --gloo', 'torchrun', 'python')
+
 
 @pytest.fixture(scope='session')
 def trained(tmp_path_factory) -> Callable[[str], Run]:
@@ -22,7 +25,8 @@ def trained(tmp_path_factory) -> Callable[[str], Run]:
         folder = tmp_path_factory.mktemp(launcher.replace(' ', ''))
         settings = {'num_epochs': EPOCHS, 'batch_size': BATCH}
         words = [f'--configs.train.{name}={value}' for name, value in settings.items()]
-        done = launch(launcher, [*DIGITS, *words, '--suffix', '.x', '--runs', folder / 'runs'])
+        words = [*DIGITS, *words, '--suffix', '.x', '--runs', folder / 'runs']
+        done = launch(launcher, words, cold=launcher in COLD)
         return only_run(folder / 'runs', done)
 
     return run

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import warm
 import worlds
 
 ROOT = Path(__file__).parents[2]
@@ -74,14 +75,28 @@ def environment(**more: str) -> dict[str, str]:
     return {name: value for name, value in ours.items() if name != 'PYTHONPATH'}
 
 
-def command(words: Sequence[str | Path], timeout: float = 240, **variables: str) -> Done:
-    """Run a command in the repository's root; ended, and failed, where it takes too long."""
-    start = time.monotonic()
-    process = subprocess.Popen(
-        list(map(str, words)),
+def start(words: Sequence[str | Path], cold: bool = False, **options: Any) -> subprocess.Popen:
+    """Start a command in the repository's root, with the options of ``Popen``.
+
+    Args:
+        cold: Start Python anew, as users do, rather than from one that has imported torch.
+    """
+    plain = list(map(str, words))
+    return subprocess.Popen(
+        plain if cold else warm.warmed(plain),
         cwd=ROOT,
-        env=environment(**variables),
+        env=environment() if cold else environment(**warm.environment()),
         stdin=subprocess.DEVNULL,
+        **options,
+    )
+
+
+def command(words: Sequence[str | Path], timeout: float = 240, cold: bool = False) -> Done:
+    """Run a command in the repository's root; ended, and failed, where it takes too long."""
+    began = time.monotonic()
+    process = start(
+        words,
+        cold,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -98,13 +113,13 @@ def command(words: Sequence[str | Path], timeout: float = 240, **variables: str)
             os.killpg(process.pid, 9)
         output, _ = process.communicate()
         raise AssertionError(f'{words} has not ended after {timeout} s:\n{output}') from None
-    return Done(process.returncode, output, time.monotonic() - start)
+    return Done(process.returncode, output, time.monotonic() - began)
 
 
-def launch(launcher: str, arguments: Sequence[str | Path], timeout: float = 240) -> Done:
+def launch(launcher: str, arguments: Sequence[str | Path], cold: bool = False) -> Done:
     """train.py under one of LAUNCHERS."""
     more = [*SIMULATED, '2'] if launcher == 'simulated' else []
-    return command([*LAUNCHERS[launcher], 'train.py', *arguments, *more], timeout)
+    return command([*LAUNCHERS[launcher], 'train.py', *arguments, *more], cold=cold)
 
 
 def here(*arguments: str | Path) -> Done:

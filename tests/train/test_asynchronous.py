@@ -5,14 +5,13 @@ from __future__ import annotations
 import csv
 import signal
 import socket
-import subprocess
 import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from launching import BIN, ROOT, Run, command, environment, here, only_run
+from launching import BIN, Run, command, here, only_run, start
 
 STACK = ['--configs', 'configs/digits/cnn.py', 'configs/dgs/dgs.py', '--devices', 'cpu']
 MODES = ('dgs', 'asgd', 'gradient_dropping', 'async_dgc')
@@ -42,9 +41,7 @@ def address() -> str:
 def started(words: list[str], log: Path):
     """A process that is killed, where it still runs, when the block ends."""
     with log.open('ab') as file:
-        process = subprocess.Popen(
-            words, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=file, stderr=file
-        )
+        process = start(words, stdout=file, stderr=file)
     try:
         yield process
     finally:
@@ -138,7 +135,7 @@ def test_killed_workers_and_servers_are_replaced(tmp_path):
 def test_by_hand_a_stopped_server_resumes_and_no_update_is_lost(address, tmp_path):
     """After SIGTERM the server saves and ends with 0, and the workers wait; after --resume all end
     with 0, and no update is missing."""
-    epochs = 20
+    epochs = 8
     settings = [f'--configs.train.num_epochs={epochs}', *QUICK]
     serve = [*server('--serve', address, *settings), '--configs.server.workers=2']
     serve += ['--runs', str(tmp_path / 'runs')]

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 import torch
-from launching import DIGITS, PYTHON, ROOT, SIMULATED, environment, here, launch
+from launching import DIGITS, PYTHON, SIMULATED, here, launch, start
 
 # The seed of the first epoch, 42 + rank, tells the ranks apart under every engine.
 MODEL = """
@@ -97,11 +97,8 @@ def test_a_model_that_is_lucky_trains_on(tmp_path):
 def test_ctrl_c_ends_it_with_one_line_and_it_goes_on(tmp_path, words):
     arguments = ['train.py', *DIGITS, *words, '--configs.train.batch_size', '256']
     arguments += ['--configs.train.num_epochs', '300', '--runs', str(tmp_path)]
-    process = subprocess.Popen(
-        [PYTHON, *arguments], cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
+    pipe = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT, 'text': True}
+    process = start([PYTHON, *arguments], **pipe)
     told = next(line for line in process.stdout if line.startswith('epoch 1:'))
     process.send_signal(signal.SIGINT)
     rest, _ = process.communicate(timeout=60)

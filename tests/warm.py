@@ -1,0 +1,50 @@
+"""Commands of the tests with a Python that has imported torch already (warm_server.py)."""
+
+from __future__ import annotations
+
+import atexit
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+SERVER, STUB = (Path(__file__).with_name(name) for name in ('warm_server.py', 'warm_python'))
+BIN = Path(sys.executable).parent
+TORCHRUN = [str(STUB), '-m', 'torch.distributed.run']
+REPLACED = {
+    sys.executable: [str(STUB)],
+    'torchrun': TORCHRUN,
+    str(BIN / 'torchrun'): TORCHRUN,
+}
+START = 120.0  # seconds
+
+
+def warmed(words: Sequence[str]) -> list[str]:
+    """A command with ``warm_python`` in the place of python, also behind a launcher."""
+    return [new for word in words for new in REPLACED.get(word, [word])]
+
+
+@cache
+def environment() -> dict[str, str]:
+    """The variables that ``warmed`` commands need. The first call starts the session's server."""
+    folder = tempfile.TemporaryDirectory(prefix='warm')
+    path = Path(folder.name) / 'socket'
+    server = subprocess.Popen([sys.executable, str(SERVER), str(path)], stdin=subprocess.PIPE)
+    atexit.register(stop, server, folder)
+    deadline = time.monotonic() + START
+    while not path.exists():
+        assert server.poll() is None and time.monotonic() < deadline, f'{SERVER} did not start'
+        time.sleep(0.05)
+    # torchrun starts its workers by PYTHON_EXEC where that is set.
+    return {'WARM_SERVER': str(path), 'PYTHON_EXEC': str(STUB)}
+
+
+def stop(server: subprocess.Popen, folder: tempfile.TemporaryDirectory) -> None:
+    """End the server, which kills its children; it also ends where this process is killed."""
+    assert server.stdin is not None
+    server.stdin.close()
+    server.wait()
+    folder.cleanup()
