@@ -19,12 +19,19 @@ PLAIN, MOMENTUM, NESTEROV = range(3)  # Rule in csrc/kernels.h
 
 
 def load() -> bool:
-    """Load the compiled library; False where it is not built for this torch, or damaged."""
-    # Imported here, since ``python -m dgc.ops.build`` would warn of a module imported before.
-    from dgc.ops.build import library_path
+    """Load the compiled library.
 
-    path = library_path()
-    if not path.exists():
+    Returns:
+        False where it is not built for this torch, damaged, or where other users could have
+        replaced it; except for the first, one line says why.
+    """
+    # Imported here, since ``python -m dgc.ops.build`` would warn of a module imported before.
+    from dgc.ops.build import find
+
+    path, problems = find()
+    if problems:
+        log.warning('dgc: %s', '; '.join(problems))
+    if path is None:
         return False
     try:
         torch.ops.load_library(str(path))
