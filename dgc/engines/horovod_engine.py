@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import os
 from collections.abc import Mapping
 from functools import cache
@@ -15,7 +16,7 @@ from dgc.engines.watch import Patience, watch
 
 GLOO_TIMEOUT = 'HOROVOD_GLOO_TIMEOUT_SECONDS'
 STORE = ('HOROVOD_GLOO_RENDEZVOUS_ADDR', 'HOROVOD_GLOO_RENDEZVOUS_PORT')
-SCOPE = 'dgc.beats'
+numbers = itertools.count()  # of the engines of this process
 
 
 @cache
@@ -33,13 +34,14 @@ class RendezvousChannel:
 
     Args:
         address, port: Of that server.
+        scope: Of the keys: the same on all ranks, and another for each engine.
         rank, size: Of this process.
     """
 
     host = 'horovodrun'
 
-    def __init__(self, address: str, port: int, rank: int, size: int) -> None:
-        self._server = address, port
+    def __init__(self, address: str, port: int, scope: str, rank: int, size: int) -> None:
+        self._server, self._scope = (address, port), scope
         self._rank, self._size = rank, size
 
     def publish(self, text: str) -> None:
@@ -55,7 +57,7 @@ class RendezvousChannel:
         """Return the answer's content; None where there is no such text."""
         connection = http.client.HTTPConnection(*self._server, timeout=5)
         try:
-            connection.request(method, f'/{SCOPE}/{rank}', body)
+            connection.request(method, f'/{self._scope}/{rank}', body)
             answer = connection.getresponse()
             content = answer.read()
         except http.client.HTTPException as error:
@@ -100,7 +102,8 @@ class HorovodEngine(Engine):
         channel = None
         if all(os.environ.get(name) for name in STORE):
             address, port = (os.environ[name] for name in STORE)
-            channel = RendezvousChannel(address, int(port), self.rank, self.size)
+            scope = f'dgc.beats.{next(numbers)}'
+            channel = RendezvousChannel(address, int(port), scope, self.rank, self.size)
         self._watch = watch(self, patience, channel)
 
     def close(self) -> None:
