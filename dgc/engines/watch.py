@@ -36,7 +36,7 @@ class Patience:
         abort_seconds: Seconds until the wait ends with a StalledError.
 
     Raises:
-        EngineError: A number is not above 0, or the abort would come before the warning.
+        EngineError: One is no number above 0, or the abort would come before the warning.
     """
 
     warning_seconds: float = 30.0
@@ -44,10 +44,13 @@ class Patience:
 
     def __post_init__(self) -> None:
         for name in ('warning_seconds', 'abort_seconds'):
-            if not getattr(self, name) > 0:
+            seconds = getattr(self, name)
+            if not isinstance(seconds, int | float):
                 raise EngineError(
-                    f'configs.engine.{name} must be above 0, got {getattr(self, name)}'
+                    f'configs.engine.{name} must be a number of seconds, got {seconds!r}'
                 )
+            if not seconds > 0:
+                raise EngineError(f'configs.engine.{name} must be above 0, got {seconds}')
         if self.abort_seconds < self.warning_seconds:
             raise EngineError(
                 f'configs.engine.abort_seconds = {self.abort_seconds} is below '
@@ -236,7 +239,7 @@ class Watch:
         causes = []
         if silent:
             causes.append(
-                f'{named(silent)}, which does not answer: it is stopped, or its machine cannot be '
+                f'{named(silent)}, which does not answer: stopped, or on a machine that cannot be '
                 'reached'
             )
         if busy:
