@@ -28,6 +28,8 @@ def quota(cgroups: Path = Path('/sys/fs/cgroup'), own: Path = Path('/proc/self/c
         return float('inf')
     limits = [float('inf')]
     for line in lines:
+        if line.count(':') < 2:
+            continue
         _, controllers, path = line.split(':', 2)
         if not controllers:
             limits += (_quota_v2(folder) for folder in _upwards(cgroups, path))

@@ -7,7 +7,6 @@ launcher with one size, and none of these pairs, would be missed.
 from __future__ import annotations
 
 import importlib.util
-import shutil
 from functools import cache
 
 import pytest
@@ -15,7 +14,7 @@ import torch
 from pairwise import by_pairs
 from real_worker import collectives, composition
 from test_properties import TABLE, fits
-from worlds import World
+from worlds import World, has_mpi
 
 import dgc
 
@@ -29,7 +28,7 @@ HERE = [
     launcher
     for launcher in MARKS
     if launcher == 'torchrun' or importlib.util.find_spec('horovod')
-    if launcher != 'mpirun' or shutil.which('mpirun')
+    if launcher != 'mpirun' or has_mpi()
 ]
 NAMES, CASES = by_pairs(
     {'launcher': HERE, 'size': SIZES, 'row': TABLE}, lambda row, size: fits(row, size)
