@@ -95,10 +95,12 @@ def create(
     else:
         raise unknown(name)
     if engine.size != launcher.size:
-        pmix = ', under Slurm with srun --mpi=pmix' if name == 'horovod' else ''
+        other = ''
+        if name == 'horovod':
+            other = ' (under Slurm srun --mpi=pmix), set configs.engine.name to torch'
         raise EngineError(
             f'engine {name} counts {engine.size} workers, {launcher.name} started '
-            f'{launcher.size}: start the program with the launcher of its engine{pmix}, or set '
+            f'{launcher.size}: start the program with the launcher of its engine{other}, or set '
             'DGC_LAUNCHER=none to run this process alone'
         )
     return engine

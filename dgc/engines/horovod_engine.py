@@ -16,6 +16,7 @@ from dgc.engines.watch import Patience, watch
 
 GLOO_TIMEOUT = 'HOROVOD_GLOO_TIMEOUT_SECONDS'
 STORE = ('HOROVOD_GLOO_RENDEZVOUS_ADDR', 'HOROVOD_GLOO_RENDEZVOUS_PORT')
+LONGEST = 1000  # bytes of a beat that are read
 numbers = itertools.count()  # of the engines of this process
 
 
@@ -59,7 +60,7 @@ class RendezvousChannel:
         try:
             connection.request(method, f'/{self._scope}/{rank}', body)
             answer = connection.getresponse()
-            content = answer.read()
+            content = answer.read(LONGEST)
         except http.client.HTTPException as error:
             raise OSError(str(error)) from error
         finally:

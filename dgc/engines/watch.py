@@ -23,6 +23,7 @@ log = logging.getLogger('dgc')
 
 BEATS = 15  # within warning_seconds
 MISSED = 3  # beats after which a rank counts as silent
+PAUSE = 0.5  # seconds, beside missed beats, after which this process was itself stopped
 NAMED = 8  # ranks that a message lists
 
 
@@ -102,8 +103,9 @@ def parse(text: str) -> Beat | None:
     """Return a beat from its text; None where it is none."""
     number, _, rest = text.partition(' ')
     seconds, _, what = rest.partition(' ')
+    printable = ''.join(each if each.isprintable() else ' ' for each in what[:200])
     try:
-        return Beat(int(number), float(seconds), what[:200])
+        return Beat(int(number), float(seconds), printable)
     except ValueError:
         return None
 
@@ -165,50 +167,75 @@ class Watch:
                 channel.publish(beat.dump())
                 if wait is not None and wait.seconds > self._patience.warning_seconds / 2:
                     self._read(channel)
-            except (OSError, RuntimeError):
-                return  # its host is gone for good; reports say that it does not answer
-            self._answered = time.monotonic()
+                self._answered = time.monotonic()
+            except OSError:
+                pass  # a request has failed; the next one may not
+            except RuntimeError:
+                return  # the connection of a store has failed; reports say that it does not answer
             if self._stopped.wait(self._period):
                 return
 
     def _read(self, channel: Channel) -> None:
+        now, beats = time.monotonic(), dict(self._beats)
         for rank, text in channel.read().items():
-            beat, known = parse(text), self._beats.get(rank)
+            beat, known = parse(text), beats.get(rank)
             is_new = beat is not None and (known is None or known[0].number != beat.number)
             if beat is not None and is_new and rank != self._rank:
-                self._beats[rank] = beat, time.monotonic()
+                beats[rank] = beat, now
+        self._beats = beats  # replaced, since the other thread may be reading it
 
     def _look(self) -> None:
         """Compare the present wait with the patience, every period."""
-        patience, call, due = self._patience, -1, 0.0
+        patience, call, due, is_named = self._patience, -1, 0.0, False
+        before, paused = time.monotonic(), 0.0
         while not self._stopped.wait(self._period):
-            wait = self._waiting()
+            wait, now = self._waiting(), time.monotonic()
+            passed, before = now - before, now
             if wait is None or wait.call != call:
-                if due > patience.warning_seconds:
+                if is_named:
                     log.warning('rank %d: the wait is over', self._rank)
-                call, due = -1 if wait is None else wait.call, patience.warning_seconds
+                call, due, is_named = wait.call if wait else -1, patience.warning_seconds, False
+                paused = 0.0
             if wait is None:
                 continue
+            if passed > PAUSE + MISSED * self._period:
+                # This process itself was stopped, as Slurm does with all ranks of a job that it
+                # suspends. That is no wait for others, whose beats are read again first.
+                paused += passed
+                due = max(due, wait.seconds - paused + MISSED * self._period)
+            wait = wait._replace(seconds=wait.seconds - paused)
             if wait.seconds >= patience.abort_seconds:
-                waiting = self._alive(patience.abort_seconds - 2 * self._period)
-                message = f'{self._sentence(wait)}: given up (configs.engine.abort_seconds)'
-                self._fail(StalledError(message, min(waiting)))
+                self._give_up(wait)
                 return
             if wait.seconds >= due:
                 due += 2 * patience.warning_seconds
-                if self._rank == min(self._alive(patience.warning_seconds / 2)):
-                    log.error(
-                        '%s; ends after %g s (configs.engine.abort_seconds)',
-                        self._sentence(wait),
-                        patience.abort_seconds,
-                    )
+                is_named = self._report(wait) or is_named
+
+    def _report(self, wait: Wait) -> bool:
+        """Log who is waited for, on the lowest rank that has waited about as long as this one.
+
+        Returns:
+            Whether it is this rank.
+        """
+        if self._rank != min(self._alive(self._patience.warning_seconds / 2)):
+            return False
+        limit = f'{self._patience.abort_seconds:g} s (configs.engine.abort_seconds)'
+        log.error('%s; ends after %s', self._sentence(wait), limit)
+        return True
+
+    def _give_up(self, wait: Wait) -> None:
+        """End the engine. Of the ranks that do so now, the lowest one prints."""
+        waiting = self._alive(self._patience.abort_seconds - 2 * self._period)
+        message = f'{self._sentence(wait)}: given up (configs.engine.abort_seconds)'
+        self._fail(StalledError(message, min(waiting)))
 
     def _alive(self, seconds: float) -> set[int]:
         """Return this rank and those that wait for at least ``seconds``: the lowest one reports."""
+        silent = {*self._silent()}
         return {self._rank} | {
             rank
             for rank, (beat, _) in self._beats.items()
-            if beat.seconds >= seconds and rank not in self._silent()
+            if beat.seconds >= seconds and rank not in silent
         }
 
     def _silent(self) -> list[int]:
@@ -230,12 +257,12 @@ class Watch:
                 f'{start}a rank that is not known, since {self._channel.host} does not answer: it '
                 'is stopped, or its machine cannot be reached'
             )
-        silent = self._silent()
-        busy = [
-            rank
-            for rank, (beat, _) in self._beats.items()
-            if beat.seconds < 0 and rank not in silent
-        ]
+        return start + '; and for '.join(self._causes())
+
+    def _causes(self) -> list[str]:
+        """Return what is known of the ranks that are waited for, for ``_sentence``."""
+        silent, beats = self._silent(), sorted(self._beats.items())
+        busy = [rank for rank, (beat, _) in beats if beat.seconds < 0 and rank not in silent]
         causes = []
         if silent:
             causes.append(
@@ -244,16 +271,16 @@ class Watch:
             )
         if busy:
             causes.append(
-                f'{named(sorted(busy))}, which runs and has not come to this call: it computes, '
+                f'{named(busy)}, which runs and has not come to this call: it computes, '
                 'loads data or saves'
             )
         if not causes:
-            places = [f'rank {r} in {beat.what}' for r, (beat, _) in sorted(self._beats.items())]
+            places = [f'rank {rank} in {beat.what}' for rank, (beat, _) in beats]
             causes.append(
                 'the network or a call that differs between ranks, since all of them wait: '
                 + ', '.join(places[:NAMED])
             )
-        return start + '; and for '.join(causes)
+        return causes
 
 
 def named(ranks: Sequence[int]) -> str:

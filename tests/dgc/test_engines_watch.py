@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from stalled_worker import STOPPED
 
 import dgc
 from dgc.engines import LocalEngine, Patience, StalledError
+from dgc.engines import watch as watch_module
 from dgc.engines.base import Wait
 from dgc.engines.watch import Beat, Watch, named, parse
 
@@ -160,6 +162,28 @@ def test_calls_that_complete_are_not_reported(caplog):
     time.sleep(2 * WARNING)
     watch.stop()
     assert caplog.messages == [] and errors == []
+
+
+def test_a_rank_that_was_stopped_itself_does_not_count_that(monkeypatch, caplog):
+    """failures row 14: Slurm stops all ranks of a job that it suspends."""
+    clock, began = SimpleNamespace(skipped=0.0), time.monotonic()
+    real = time.monotonic
+    monkeypatch.setattr(watch_module.time, 'monotonic', lambda: real() + clock.skipped)
+    errors, channel = [], Ranks(CALL, CALL, 'stopped')
+
+    def waiting():
+        return Wait(7, CALL, real() + clock.skipped - began)
+
+    watch = Watch(0, 4, Patience(WARNING, 10.0), waiting, errors.append, channel)
+    time.sleep(WARNING / 2)
+    clock.skipped = 3600.0
+    time.sleep(0.1)
+    assert caplog.messages == []
+    time.sleep(WARNING)
+    watch.stop()
+    assert errors == []
+    (line,) = caplog.messages
+    assert line.startswith(f'rank 0 has waited 1 s in {CALL} for rank 3, which does not')
 
 
 @pytest.mark.parametrize('text', ['', 'x', '1', '1 2', '1 x y', '\ufffd 1 a'])
