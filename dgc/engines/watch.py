@@ -22,7 +22,7 @@ from dgc.engines.base import Engine, EngineError, StalledError, Wait
 log = logging.getLogger('dgc')
 
 BEATS = 15  # within warning_seconds
-MISSED = 3  # beats after which a rank counts as silent
+MISSED = 4  # beats after which a rank counts as silent
 PAUSE = 0.5  # seconds, beside missed beats, after which this process was itself stopped
 NAMED = 8  # ranks that a message lists
 

@@ -30,11 +30,11 @@ from dgc.engines.watch import Beat, Watch, named, parse
 )
 def test_a_rank_that_stops_is_named_and_goes_on(launcher, worlds):
     """failures row 14, with real processes: SIGSTOP, a line, SIGCONT, and the run is complete."""
-    results = worlds(launcher, 3).run('stalled_worker:pause', 2.0, seconds=60)
+    results = worlds(launcher, 3).run('stalled_worker:pause', 4.0, seconds=60)
     assert all(finite for _, finite in results)
     lines = [line for lines, _ in results for line in lines]
     first = results[0][0][0]
-    assert first.startswith('rank 0 has waited 2 s in ')
+    assert first.startswith('rank 0 has waited 4 s in ')
     assert ' of bucket ' in first
     assert f' for rank {STOPPED}, which does not answer: stopped' in first
     assert first.endswith('ends after 100 s (configs.engine.abort_seconds)')
@@ -68,11 +68,11 @@ class Ranks:
             elif state == 'stopped':
                 texts[rank] = Beat(1, -1.0, '').dump()
             elif state != 'away':
-                texts[rank] = Beat(self.beats, 0.6, state).dump()
+                texts[rank] = Beat(self.beats, WARNING, state).dump()
         return texts
 
 
-WARNING = 0.6  # seconds; a beat is due every 40 ms
+WARNING = 1.0  # seconds; a beat is due every 67 ms, and missed after four times as long
 
 
 def watched(channel, seconds, abort=100.0, rank=0):
