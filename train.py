@@ -10,6 +10,7 @@ from utils.cli import (
     OPTIONS,
     STOPPED,
     Refused,
+    end_at_once,
     give_up,
     interrupted,
     parse_arguments,
@@ -24,6 +25,7 @@ from argparse import Namespace
 import torch
 
 from dgc import EngineError, NonFiniteGradientError, average_tensors, engines
+from dgc.engines import StalledError
 from dgc.handshake import AgreementError
 from utils.allocator import keep_freed_memory
 from utils.build import Evaluated, Parts, choose_device, seed_everything
@@ -36,7 +38,10 @@ from utils.training.experiment import Experiment
 
 def main(arguments: Namespace, overrides: list[str]) -> int:
     """Run this process's part of the experiment; returns its exit code."""
-    launcher = engines.detect()
+    try:
+        launcher = engines.detect()
+    except EngineError as error:
+        return give_up(BAD_INPUT, str(error), True)
     quiet_others(launcher.rank)
     if arguments.list:
         if launcher.rank == 0:
@@ -46,11 +51,13 @@ def main(arguments: Namespace, overrides: list[str]) -> int:
     try:
         configs = load(arguments.configs, overrides, OPTIONS, DECLARATIONS)
         configs.check()
-        device = choose_device(arguments.devices, launcher.local_rank)
+        device = choose_device(arguments.devices, launcher.device_index)
         mode = configs.train.distribution.build()
         mode.run(Experiment(arguments, configs, device, train_epoch, evaluate))
     except Refused as error:  # raised on all ranks; one of them prints
         return give_up(BAD_INPUT, str(error), launcher.size == 1 or launcher.rank == error.rank)
+    except StalledError as error:  # before EngineError, which it is
+        end_at_once(give_up(STOPPED, f'{error}: --resume continues', launcher.rank == error.rank))
     except (ConfigError, EngineError) as error:  # one rank per machine prints: files may differ
         message = f'rank {launcher.rank}: {error}' if launcher.rank else str(error)
         return give_up(BAD_INPUT, message, launcher.local_rank == 0)

@@ -24,6 +24,12 @@ configs.engine.name = described(
     None, "Communication library: 'horovod', 'torch', 'local' or 'simulated'. None: the launcher's."
 )
 configs.engine.size = described(1, "Number of workers of the engine 'simulated'.")
+configs.engine.warning_seconds = described(
+    30.0, 'Seconds of waiting in one call until a line names the ranks and the bucket waited for.'
+)
+configs.engine.abort_seconds = described(
+    1800.0, 'Seconds of waiting in one call until the run ends. Also the limit of Horovod and gloo.'
+)
 
 # The server of asynchronous training: configs/dgs/, docs/parameter_server.md.
 configs.server = described(Config(ServerSettings), 'The server of asynchronous training.')

@@ -222,6 +222,7 @@ class Reducer:
             # Its collectives would pair with those of another bucket on other ranks, and wait.
             raise EngineError('an earlier bucket of this step failed')
         bucket = self.buckets[index]
+        self.engine.bucket = bucket.name
         try:
             with self._stream(bucket.device):
                 gradients_complete.wait()
@@ -231,6 +232,8 @@ class Reducer:
         except BaseException:
             self._failed = True
             raise
+        finally:
+            self.engine.bucket = ''
 
     def _stream(self, device: torch.device) -> AbstractContextManager[Any]:
         """Return a context in which GPU work is queued on the reducer's own stream."""

@@ -16,7 +16,7 @@ from grouping import (  # hooks  # noqa: F401
     pytest_xdist_make_scheduler,
 )
 from hypothesis import settings
-from worlds import Worlds
+from worlds import Worlds, has_mpi
 
 from tools.cluster import Cluster, ClusterError
 
@@ -42,6 +42,8 @@ def pytest_runtest_setup(item):
         pytest.skip('Horovod is not installed: make horovod')
     if 'mpi' in needs and shutil.which('mpirun') is None:
         pytest.skip('mpirun is not installed')
+    if {'mpi', 'horovod'} <= needs and not has_mpi():
+        pytest.skip('Horovod was built without MPI: make horovod, with mpicxx on the path')
 
 
 @pytest.fixture(scope='session')

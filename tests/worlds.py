@@ -10,6 +10,7 @@ import contextlib
 import os
 import pickle
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -39,6 +40,13 @@ START = 120.0  # seconds until all ranks are there
 CASE = 120.0  # seconds for one case
 GRACE = 3.0  # seconds that other ranks have to answer once one has failed
 MOST = 2  # worlds of one session that are alive at a time: ranks that wait take memory
+
+
+def has_mpi() -> bool:
+    """Whether mpirun is there and Horovod was built with MPI, which may have come later."""
+    from dgc.engines import built_with_mpi
+
+    return shutil.which('mpirun') is not None and built_with_mpi()
 
 
 class WorldError(AssertionError):

@@ -81,10 +81,15 @@ build() { # puts one wheel into the folder $1
     "$PY" -m pip wheel --disable-pip-version-check --no-cache-dir -v --no-deps --no-build-isolation -w "$1" .
 }
 
-CACHE=${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/dgc/wheels
+CACHE=${XDG_CACHE_HOME:-${HOME:+$HOME/.cache}}
+CACHE=${CACHE:-${TMPDIR:-/tmp}/dgc-cache-$(id -u)}/dgc/wheels # without a home, as the kernels' cache
+if [ -e "$CACHE" ] && [ ! -O "$CACHE" ] && [ "$(stat -Lc %u "$CACHE")" != 0 ]; then
+  fail "$CACHE belongs to another user: set XDG_CACHE_HOME"
+fi
 WHEEL=$(find "$CACHE/$KEY" -name '*.whl' 2>/dev/null | head -n 1) || true # none yet
 if [ -z "$WHEEL" ]; then
-  command -v "${CXX:-c++}" >/dev/null || command -v g++ >/dev/null ||
+  read -ra CXX_WORDS <<<"${CXX:-c++}" # it may come with options: g++ -m64
+  command -v "${CXX_WORDS[0]}" >/dev/null || command -v g++ >/dev/null ||
     fail 'no C++ compiler was found (Debian: g++)'
   command -v make >/dev/null || fail 'make was not found'
   "$PY" -c 'import os, sys, sysconfig

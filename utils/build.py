@@ -21,6 +21,7 @@ from dgc.handshake import broadcast_tensors
 from dgc.parameter_server import WorkerOptimizer
 from utils.cli import Refused
 from utils.config import Config
+from utils.cores import available_cores
 from utils.data import TrainShare, Until, evaluation_loader, train_loader
 from utils.learning_rate import LearningRate
 from utils.timing import measure_step
@@ -119,14 +120,15 @@ def threads(wanted: int | None, local_size: int) -> int:
 
     Args:
         wanted: The configured number, or None for OMP_NUM_THREADS, or else an equal share of the
-            cores: workers with more threads than cores between them mostly wait for each other.
+            cores that affinity and the container's quota allow: workers with more threads than
+            cores between them mostly wait for each other.
         local_size: Workers on this machine.
     """
     if wanted is not None:
         return wanted
     if 'OMP_NUM_THREADS' in os.environ:
         return torch.get_num_threads()
-    return max(len(os.sched_getaffinity(0)) // local_size, 1)
+    return max(int(available_cores() / local_size), 1)
 
 
 def build(

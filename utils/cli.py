@@ -90,18 +90,22 @@ def give_up(code: int, message: str, prints: bool) -> int:
     return code
 
 
-def interrupted(prints: bool) -> NoReturn:
-    """End the process after Ctrl-C, on each rank by itself.
+def end_at_once(code: int) -> NoReturn:
+    """End the process: threads of an engine or a simulation may wait for workers that are gone.
 
-    It ends at once, since threads of an engine or a simulation may wait for workers that are gone.
     Checkpoints on disk are complete.
     """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def interrupted(prints: bool) -> NoReturn:
+    """End the process after Ctrl-C, on each rank by itself."""
     if prints:
         message = 'interrupted: --resume continues after the last epoch that was saved'
         print(f'\ntrain.py: {message}', file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(INTERRUPTED)
+    end_at_once(INTERRUPTED)
 
 
 class Parser(argparse.ArgumentParser):
@@ -109,8 +113,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End the process. One rank per machine prints: a file may be missing on one of them."""
-        name = next((name for name in RANKS if name in os.environ), 'RANK')
-        rank, local_rank = os.environ.get(name, '0'), os.environ.get(RANKS[name], '0')
+        alone = os.environ.get('DGC_LAUNCHER') == 'none'
+        name = next((name for name in RANKS if os.environ.get(name) and not alone), '')
+        rank = os.environ[name] if name else '0'
+        local_rank = (os.environ.get(RANKS[name]) if name else None) or '0'
         text = message if rank == '0' else f'rank {rank}: {message}'
         raise SystemExit(give_up(BAD_INPUT, text, local_rank == '0'))
 

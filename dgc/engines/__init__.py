@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Callable
 from typing import TypeVar
 
 import torch
 
-from dgc.engines.base import Engine, EngineError, Traffic
-from dgc.engines.horovod_engine import HorovodEngine
+from dgc.engines.base import Engine, EngineError, StalledError, Traffic
+from dgc.engines.horovod_engine import HorovodEngine, built_with_mpi
 from dgc.engines.launchers import Launcher, detect, export_for_torch
 from dgc.engines.local import LocalEngine
 from dgc.engines.simulated import SimulatedEngine, simulate
 from dgc.engines.torch_distributed import TorchEngine
+from dgc.engines.watch import Patience
+
+log = logging.getLogger('dgc')
 
 T = TypeVar('T')
 
@@ -26,7 +30,9 @@ __all__ = [
     'HorovodEngine',
     'Launcher',
     'LocalEngine',
+    'Patience',
     'SimulatedEngine',
+    'StalledError',
     'TorchEngine',
     'Traffic',
     'choose',
@@ -40,23 +46,36 @@ __all__ = [
 def choose(launcher: Launcher) -> str:
     """Return the name of the default engine of a launcher.
 
-    It is 'local' for one process, 'torch' under torchrun, 'horovod' under horovodrun or where it is
-    installed, else 'torch'.
+    It is 'local' for one process, 'torch' under torchrun, and 'horovod' under horovodrun. Under
+    other launchers it is 'horovod' where that is installed and built with MPI, which connects the
+    processes that they start, else 'torch'.
     """
     if launcher.size == 1:
         return 'local'
-    if launcher.name == 'torchrun':
+    if launcher.name in ('torchrun', 'horovodrun'):
+        return 'torch' if launcher.name == 'torchrun' else 'horovod'
+    if importlib.util.find_spec('horovod') is None:
         return 'torch'
-    installed = importlib.util.find_spec('horovod') is not None
-    return 'horovod' if installed or launcher.name == 'horovodrun' else 'torch'
+    if built_with_mpi():
+        return 'horovod'
+    log.info(
+        'dgc: this Horovod is built without MPI, so engine torch is used under %s', launcher.name
+    )
+    return 'torch'
 
 
-def create(name: str | None = None, device: torch.device | str = 'cpu') -> Engine:
+def create(
+    name: str | None = None,
+    device: torch.device | str = 'cpu',
+    patience: Patience | None = None,
+) -> Engine:
     """Create this process's engine.
 
     Args:
         name: One of NAMES except 'simulated'; by default the engine of the launcher.
         device: Of the tensors that it carries.
+        patience: How long its calls wait for other ranks; by default 30 s until a warning names
+            them, and 1,800 s until the wait is given up.
 
     Raises:
         EngineError: If there is no such engine, it cannot start, or its world size is not the
@@ -66,20 +85,40 @@ def create(name: str | None = None, device: torch.device | str = 'cpu') -> Engin
     name = name or choose(launcher)
     engine: Engine
     if name == 'horovod':
-        engine = HorovodEngine()
+        check_horovod(launcher)
+        engine = HorovodEngine(patience)
     elif name == 'torch':
         export_for_torch(launcher)
-        engine = TorchEngine(device)
+        engine = TorchEngine(device, patience=patience)
     elif name == 'local':
         engine = LocalEngine()
     else:
         raise unknown(name)
     if engine.size != launcher.size:
+        other = ''
+        if name == 'horovod':
+            other = ' (under Slurm srun --mpi=pmix), set configs.engine.name to torch'
         raise EngineError(
             f'engine {name} counts {engine.size} workers, {launcher.name} started '
-            f'{launcher.size}: start the program with the launcher of its engine'
+            f'{launcher.size}: start the program with the launcher of its engine{other}, or set '
+            'DGC_LAUNCHER=none to run this process alone'
         )
     return engine
+
+
+def check_horovod(launcher: Launcher) -> None:
+    """Raise EngineError where this Horovod cannot connect what the launcher started."""
+    if (
+        launcher.size > 1
+        and launcher.name != 'horovodrun'
+        and importlib.util.find_spec('horovod') is not None
+        and not built_with_mpi()
+    ):
+        raise EngineError(
+            f'engine horovod cannot run under {launcher.name}, since this Horovod is built without '
+            'MPI: start with horovodrun --gloo, or set configs.engine.name to torch, or build '
+            'Horovod again where mpicxx is on the path (tools/install_horovod.sh)'
+        )
 
 
 def unknown(name: str) -> EngineError:
@@ -92,6 +131,7 @@ def run(
     name: str | None = None,
     size: int = 1,
     device: torch.device | str = 'cpu',
+    patience: Patience | None = None,
 ) -> T:
     """Run ``worker(engine)`` on this rank and return its result.
 
@@ -101,6 +141,7 @@ def run(
         size: The world size of 'simulated', whose ranks all run in this process; the result is
             that of rank 0. Must be 1 for other engines, whose world size the launcher sets.
         device: Of the tensors that the engine carries.
+        patience: As for ``create``; the simulated engine reports a deadlock at once.
 
     Raises:
         EngineError: If the settings contradict each other or the launcher.
@@ -119,7 +160,7 @@ def run(
             f'a size of {size} is for the engine simulated; for {name or "any other"}, '
             'set the number of workers in the launcher'
         )
-    engine = create(name, device)
+    engine = create(name, device, patience)
     result = worker(engine)
     engine.close()  # not after an error: peers may have died, and closing would wait for them
     return result

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,32 @@ Job = tuple[Future[Any], Callable[[], Any]]  # the future that receives the resu
 
 class EngineError(RuntimeError):
     """The engine cannot be started, or does not fit the launcher that started the process."""
+
+
+class StalledError(EngineError):
+    """A call of the engine has waited too long for other ranks.
+
+    Attributes:
+        rank: The rank that prints the message, where all ranks that wait raise it.
+    """
+
+    def __init__(self, message: str, rank: int) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class Wait(NamedTuple):
+    """A call of an engine that is not complete.
+
+    Attributes:
+        call: Its number among the calls of this engine.
+        what: Its name, and the bucket that it serves.
+        seconds: Since it began.
+    """
+
+    call: int
+    what: str
+    seconds: float
 
 
 @dataclass
@@ -52,7 +79,9 @@ class CommunicationThread:
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # None ends the thread
-        self._stopped = False
+        self._stopped: str | None = None  # why later jobs are refused
+        self._current: Future[Any] | None = None  # that of the job that runs
+        self.busy_since: float | None = None  # when that job began, by time.perf_counter
         self._thread = threading.Thread(target=self._serve, name='dgc-engine', daemon=True)
         self._thread.start()
 
@@ -63,8 +92,8 @@ class CommunicationThread:
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
         """Queue ``job``. Raises EngineError after ``stop()``, when no thread would run it."""
-        if self._stopped:
-            raise EngineError('the engine is closed: nothing can be sent any more')
+        if self._stopped is not None:
+            raise EngineError(self._stopped)
         future: Future[T] = Future()
         self._jobs.put((future, job))
         return future
@@ -74,16 +103,43 @@ class CommunicationThread:
 
         Joining it also releases the tensors that its last job refers to.
         """
-        self._stopped = True
+        self._stopped = 'the engine is closed: nothing can be sent any more'
         self._jobs.put(None)
         self._thread.join()
 
+    def fail(self, error: Exception) -> None:
+        """Raise ``error`` in place of the results of all jobs that are not complete.
+
+        The thread itself cannot leave the call in which it waits: it runs no job after it.
+        """
+        self._stopped = f'the engine has failed: {error}'
+        if self._current is not None:
+            self._give(self._current, error=error)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if (queued := self._jobs.get_nowait()) is not None:
+                    self._give(queued[0], error=error)
+
     def _serve(self) -> None:
         while (queued := self._jobs.get()) is not None:
-            future, job = queued
+            self._current, job = queued
+            self.busy_since = time.perf_counter()
             try:
-                future.set_result(job())
+                self._give(self._current, result=job())
             except BaseException as error:  # raised again by future.result()
+                self._give(self._current, error=error)
+            self.busy_since = self._current = None
+            del queued, job  # they may refer to tensors
+
+    @staticmethod
+    def _give(
+        future: Future[Any], result: object = None, error: BaseException | None = None
+    ) -> None:
+        """Complete a future, unless ``fail`` has done so."""
+        with contextlib.suppress(InvalidStateError):
+            if error is None:
+                future.set_result(result)
+            else:
                 future.set_exception(error)
 
 
@@ -100,6 +156,8 @@ class Engine(ABC):
         rank, size: of this process among all of the job.
         local_rank, local_size: of this process among those on its machine.
         traffic: bytes, messages and seconds so far.
+        bucket: the name of the bucket whose job runs, for messages about a call that waits; ''
+            for other jobs.
     """
 
     name = ''
@@ -111,6 +169,10 @@ class Engine(ABC):
         self.local_rank = local_rank
         self.local_size = local_size
         self.traffic = Traffic()
+        self.bucket = ''
+        self._calls = 0
+        self._running: Callable[[], Any] | None = None  # the call that is not complete
+        self._moved = 0.0  # when a call began or ended last, by time.perf_counter
         self._thread = CommunicationThread() if self.has_thread else None
 
     @property
@@ -178,14 +240,37 @@ class Engine(ABC):
         if self._thread is not None:
             self._thread.stop()
 
+    def waiting(self) -> Wait | None:
+        """Return the call that this rank is in; None outside of calls. From any thread.
+
+        A job on a GPU waits for its calls after they have returned, so this is the last call of a
+        job that has not ended.
+        """
+        since = None if self._thread is None else self._thread.busy_since
+        if since is None:
+            return None
+        job = self._running
+        call = getattr(job, 'func', job)  # of a partial, its method
+        what = 'a computation' if call is None else call.__name__.strip('_')
+        if self.bucket:
+            what = f'{what} of bucket {self.bucket}'
+        return Wait(self._calls, what, time.perf_counter() - max(since, self._moved))
+
+    def fail(self, error: Exception) -> None:
+        """Raise ``error`` wherever a result of this engine is waited for, and in later calls."""
+        if self._thread is not None:
+            self._thread.fail(error)
+
     def _call(self, job: Callable[[], T], sent: int, received: int, messages: int) -> T:
         # A job that is already on the engine's thread calls directly: queued behind itself, it
         # would wait for ever.
         if self._thread is not None and not self._thread.is_current:
             return self._thread.submit(partial(self._call, job, sent, received, messages)).result()
         start, clock = time.perf_counter(), self.clock
+        self._calls, self._running, self._moved = self._calls + 1, job, start
         result = job()
-        self.traffic.seconds += time.perf_counter() - start
+        self._running, self._moved = None, time.perf_counter()
+        self.traffic.seconds += self._moved - start
         self.traffic.clock_seconds += self.clock - clock
         self.traffic.sent += sent
         self.traffic.received += received

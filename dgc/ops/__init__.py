@@ -62,16 +62,12 @@ def is_sole(tensor: Tensor) -> bool:
 
 @cache
 def _kernels(device_type: str) -> Kernels:
-    """Return the kernels for a type of device. Logs once where only the reference is available."""
+    """Return the kernels for a type of device. One line is logged where there are none."""
     if device_type == 'cpu':
         from dgc.ops import native
 
         if native.load():
             return native
-        log.info(
-            'dgc: compressing in plain PyTorch, several times slower: '
-            '`python -m dgc.ops.build` compiles the fused kernels'
-        )
     elif device_type == 'cuda':
         if importlib.util.find_spec('triton') is not None:
             from dgc.ops import cuda

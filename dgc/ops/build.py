@@ -1,16 +1,19 @@
 """Compile the C++ kernels: ``python -m dgc.ops.build``, which the set-up runs.
 
-The library is written to ``${XDG_CACHE_HOME:-~/.cache}/dgc/ops``, in a folder whose name
-hashes the sources, flags and torch version, and is loaded from there by every environment with the
-same torch. It contains each loop compiled for several instruction sets and picks one at load time,
-so machines with different processors may share a cache.
+The library is written to ``${XDG_CACHE_HOME:-~/.cache}/dgc/ops``, or where that cannot be used
+to a folder of this user below the temporary one. The name of its own folder hashes the sources,
+flags and torch version, and every environment with the same torch loads it from there. It contains
+each loop compiled for several instruction sets and picks one at load time, so machines with
+different processors may share a cache.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,6 +21,10 @@ import tempfile
 from pathlib import Path
 
 import torch
+
+from dgc.ops.cache import CacheError, cache_folders, check_trusted, make_trusted
+
+log = logging.getLogger('dgc')
 
 SOURCES = Path(__file__).parent / 'csrc'
 # Contraction would round a product and a sum once; PyTorch, the reference, rounds both.
@@ -41,48 +48,90 @@ def is_x86() -> bool:
     return platform.machine() in ('x86_64', 'AMD64')
 
 
-def library_path() -> Path:
-    """Return the path of the library for these sources, this torch and this machine.
+def library_paths() -> dict[Path, Path]:
+    """Return the paths of the library for these sources, this torch and this machine.
 
-    It may not be built yet.
+    There is one in each folder for caches, best first: folder → path. It may not be built yet.
     """
     digest = hashlib.sha256(repr((FLAGS, INSTRUCTION_SETS)).encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.read_bytes())
     key = f'torch-{torch.__version__}-{platform.machine()}-{digest.hexdigest()[:16]}'
-    cache = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
-    return cache / 'dgc' / 'ops' / key / 'libdgc_ops.so'
+    return {cache: cache / 'dgc' / 'ops' / key / 'libdgc_ops.so' for cache in cache_folders()}
+
+
+def find() -> tuple[Path | None, list[str]]:
+    """Return the path of the library that may be loaded, if any, and why others may not be."""
+    problems = []
+    for cache, path in library_paths().items():
+        try:
+            check_trusted(path, cache)
+        except FileNotFoundError:
+            continue
+        except CacheError as error:
+            problems.append(f'{path} is not loaded, since {error}')
+        except OSError as error:
+            problems.append(f'{cache} cannot be read ({error.strerror})')
+        else:
+            return path, problems
+    return None, problems
 
 
 def build(compiler: str | None = None) -> Path:
     """Compile the library unless it exists.
 
     Args:
-        compiler: a program; by default ``$CXX``, g++ or c++.
+        compiler: a program with options, such as ``g++ -m64``; by default ``$CXX``, g++ or c++.
 
     Returns:
         The path of the library.
 
     Raises:
-        BuildError: there is no compiler, it failed, or the cache cannot be written.
+        BuildError: there is no compiler, it failed, or no cache can be written.
     """
-    target = library_path()
-    if target.exists():
+    found, _ = find()
+    if found is not None:
+        return found
+    command, problems = compiler_command(compiler), []
+    for cache, target in library_paths().items():
+        try:
+            make_trusted(target.parent, cache)
+        except (OSError, CacheError) as error:
+            problems.append(str(error))
+            continue
+        try:
+            with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+                library = _compile(command, Path(scratch))
+                library.replace(target)  # atomic: another process must not load half of it
+        except OSError as error:
+            raise BuildError(f'{error} (set XDG_CACHE_HOME or CXX)') from error
+        if problems:
+            log.warning('dgc: %s is used, since %s', cache, '; '.join(problems))
         return target
-    compiler = compiler or os.environ.get('CXX') or shutil.which('g++') or shutil.which('c++')
-    if compiler is None:
-        raise BuildError('no C++ compiler was found (Debian: g++)')
+    raise BuildError(f'{"; ".join(problems)} (set XDG_CACHE_HOME)')
+
+
+def compiler_command(compiler: str | None = None) -> list[str]:
+    """Return the words that start a compiler: ``compiler``, else ``$CXX``, g++ or c++.
+
+    Raises:
+        BuildError: there is none, or its quotation marks do not match.
+    """
+    text = compiler or os.environ.get('CXX', '').strip()
+    if not text:
+        path = shutil.which('g++') or shutil.which('c++')
+        if path is None:
+            raise BuildError('no C++ compiler was found (Debian: g++)')
+        return [path]
+    if Path(text).is_file():  # a path may have spaces in it
+        return [text]
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            library = _compile(compiler, Path(scratch))
-            library.replace(target)  # atomic: another process must not load half of it
-    except OSError as error:
-        raise BuildError(f'{error} (set XDG_CACHE_HOME or CXX)') from error
-    return target
+        return shlex.split(text)
+    except ValueError as error:
+        raise BuildError(f'CXX={text!r} cannot be split into words: {error}') from error
 
 
-def _compile(compiler: str, scratch: Path) -> Path:
+def _compile(compiler: list[str], scratch: Path) -> Path:
     """Compile the object files and link the library in the folder ``scratch``; returns its path."""
     torch_folder = Path(torch.__file__).parent
     flags = [*FLAGS, '-DDGC_X86'] if is_x86() else FLAGS
@@ -94,10 +143,10 @@ def _compile(compiler: str, scratch: Path) -> Path:
     for source, name, options in jobs:
         objects.append(str(scratch / f'{name}.o'))
         path = str(SOURCES / f'{source}.cpp')
-        _run([compiler, *flags, *options, '-c', path, '-o', objects[-1]])
+        _run([*compiler, *flags, *options, '-c', path, '-o', objects[-1]])
     library = scratch / 'libdgc_ops.so'
     link = ['-L', str(torch_folder / 'lib'), '-ltorch_cpu', '-lc10', '-o', str(library)]
-    _run([compiler, '-shared', '-fopenmp', *objects, *link])
+    _run([*compiler, '-shared', '-fopenmp', *objects, *link])
     return library
 
 
@@ -113,7 +162,7 @@ def _run(command: list[str]) -> None:
 
 def main() -> int:
     """Build and print the path; returns 1 with one line of explanation on failure."""
-    known = library_path().exists()
+    known = find()[0] is not None
     if not known:
         print('Compiling the fused kernels (once, about 30 s)', flush=True)
     try:

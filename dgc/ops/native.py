@@ -15,21 +15,33 @@ from dgc.sparse import Sparse, indices_of
 
 log = logging.getLogger('dgc')
 
+PLAINLY = 'compressing in plain PyTorch, several times slower'
 PLAIN, MOMENTUM, NESTEROV = range(3)  # Rule in csrc/kernels.h
 
 
 def load() -> bool:
-    """Load the compiled library; False where it is not built for this torch, or damaged."""
-    # Imported here, since ``python -m dgc.ops.build`` would warn of a module imported before.
-    from dgc.ops.build import library_path
+    """Load the compiled library.
 
-    path = library_path()
-    if not path.exists():
+    Returns:
+        False where it is not built for this torch, cannot be read, is damaged, or could have been
+        written by another user. One line says why.
+    """
+    # Imported here, since ``python -m dgc.ops.build`` would warn of a module imported before.
+    from dgc.ops.build import find
+
+    path, problems = find()
+    if path is None and not problems:
+        log.info('dgc: %s: `python -m dgc.ops.build` compiles the fused kernels', PLAINLY)
+    elif path is None:
+        log.warning('dgc: %s: %s', PLAINLY, '; '.join(problems))
+    if path is None:
         return False
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
-        log.warning('dgc: delete %s, which cannot be loaded (%s), and build again', path, error)
+        log.warning(
+            'dgc: %s: delete %s, which cannot be loaded (%s), and build again', PLAINLY, path, error
+        )
         return False
     return True
 

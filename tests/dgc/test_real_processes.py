@@ -7,14 +7,13 @@ that needs another number under that launcher alone would be missed.
 from __future__ import annotations
 
 import importlib.util
-import shutil
 from functools import cache
 
 import pytest
 import torch
 from real_worker import collectives, composition
 from test_properties import TABLE, fits
-from worlds import World
+from worlds import World, has_mpi
 
 import dgc
 
@@ -26,7 +25,7 @@ HERE = [
     launcher
     for launcher in MARKS
     if launcher == 'torchrun' or importlib.util.find_spec('horovod')
-    if launcher != 'mpirun' or shutil.which('mpirun')
+    if launcher != 'mpirun' or has_mpi()
 ]
 # Worlds take long to start. Where a launcher is missing, torchrun has its numbers of ranks too.
 WORLDS = [('torchrun', 2), ('torchrun', 4)]

@@ -1,10 +1,10 @@
 import importlib.util
-import shutil
 from collections.abc import Callable
 from functools import cache
 
 import pytest
 from launching import BATCH, BIN, DIGITS, EPOCHS, Run, launch, only_run
+from worlds import has_mpi
 
 # Started as users do; the others import torch once for all (tests/warm.py).
 COLD = ('horovodrun --gloo', 'torchrun', 'python')
@@ -18,8 +18,8 @@ def trained(tmp_path_factory) -> Callable[[str], Run]:
     def run(launcher: str) -> Run:
         if 'horovod' in launcher and importlib.util.find_spec('horovod') is None:
             pytest.skip('Horovod is not installed: make horovod')
-        if 'mpi' in launcher and shutil.which('mpirun') is None:
-            pytest.skip('mpirun is not installed')
+        if 'mpi' in launcher and not has_mpi():
+            pytest.skip('mpirun is not installed, or Horovod was built without MPI')
         if launcher == 'torchrun' and not (BIN / 'torchrun').is_file():
             pytest.skip('torchrun is not installed')
         folder = tmp_path_factory.mktemp(launcher.replace(' ', ''))

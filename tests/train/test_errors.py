@@ -56,6 +56,14 @@ CASES: dict[str, tuple[list[str], str]] = {
         [*CIFAR, '--configs.dataset.download', 'False', '--configs.dataset.root', '/nowhere/c10'],
         "configs.dataset.root = '/nowhere/c10': …does not exist; …configs.dataset.download True",
     ),
+    'no patience': (
+        [*DIGITS, '--configs.engine.warning_seconds', '0'],
+        'configs.engine.warning_seconds must be above 0, got 0…',
+    ),
+    'less patience until the end': (
+        [*DIGITS, '--configs.engine.abort_seconds', '20'],
+        'configs.engine.abort_seconds = 20… is below configs.engine.warning_seconds = 30…',
+    ),
     'unknown engine': (
         [*DIGITS, '--configs.engine.name', 'nccl'],
         "there is no engine 'nccl'; choose one of horovod, torch, local, simulated",
@@ -204,3 +212,19 @@ def test_options_are_those_of_the_parser():
 
     assert {word.split()[0].strip(',[]') for word in here('--help').output.split()
             if word.startswith('--') and '.' not in word} >= set(OPTIONS)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ('variables', 'message'),
+    [
+        ({'RANK': 'a', 'WORLD_SIZE': '2'}, "RANK='a' in the environment is no whole number"),
+        ({'DGC_LAUNCHER': 'srun'}, "DGC_LAUNCHER='srun' is no launcher; choose one of"),
+    ],
+)
+def test_an_environment_that_cannot_be_read_is_one_line(variables, message, monkeypatch):
+    """failures row 17."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    done = here(*DIGITS)
+    (line,) = done.complaints
+    assert done.code == 2 and line.startswith(f'train.py: {message}')

@@ -95,6 +95,24 @@ def test_ranks_above_0_leave_the_command_line_to_rank_0(words):
     assert other == line.replace('train.py: ', 'train.py: rank 8: ')
 
 
+@pytest.mark.parametrize(
+    'variables',
+    [
+        {'RANK': '', 'LOCAL_RANK': '', 'WORLD_SIZE': ''},
+        {'SLURM_PROCID': '3', 'SLURM_LOCALID': '3', 'DGC_LAUNCHER': 'none'},
+    ],
+    ids=['empty', 'alone'],
+)
+def test_a_process_without_other_ranks_prints_its_error(variables, monkeypatch, capsys):
+    """failures row 17: empty variables, and a shell within a Slurm job."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        parse_arguments(['--devices', 'tpu'])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith('train.py: argument --devices')
+
+
 def test_help_says_how_to_evaluate_another_run():
     text = ' '.join(start(HELP).stdout.split())
     assert '--evaluate' in text and '--resume RUN' in text

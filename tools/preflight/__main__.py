@@ -41,16 +41,20 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str]) -> int:
     """Check the hosts and print the report on rank 0; return the exit code."""
-    arguments, launcher = parse(argv), detect()
+    arguments = parse(argv)
+    try:
+        launcher = detect()
+    except dgc.EngineError as error:
+        return refuse(str(error), True)
     gpu = arguments.device == 'cuda'
-    device = torch.device('cuda', launcher.local_rank) if gpu else torch.device('cpu')
+    device = torch.device('cuda', launcher.device_index) if gpu else torch.device('cpu')
     if reason := host.unreachable(launcher, os.environ):
         report(PROGRAM, f'rank {launcher.rank}: {reason}')
     try:
         engine = dgc.create(arguments.engine, device)
     except dgc.EngineError as error:
         return refuse(f'rank {launcher.rank}: {error}', launcher.local_rank == 0)
-    own = host.this_rank(launcher, engine.rank)
+    own = host.this_rank(engine)
     hosts = [host.load(text) for text in gather_text(engine, own.dump(), device, LIMIT)]
     if different := verdict.mismatches(hosts):
         return refuse('; '.join(different), engine.rank == 0)

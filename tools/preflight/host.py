@@ -17,8 +17,9 @@ from pathlib import Path
 import torch
 
 import dgc
-from dgc import codec, ops
+from dgc import Engine, codec, ops
 from dgc.engines import Launcher
+from utils.cores import available_cores
 
 SIOCGIFADDR = 0x8915  # the request for an interface's IPv4 address
 SOURCES = ('.py', '.cpp', '.h')
@@ -52,14 +53,14 @@ def load(text: str) -> Host:
     return Host(**json.loads(text))
 
 
-def this_rank(launcher: Launcher, rank: int) -> Host:
+def this_rank(engine: Engine) -> Host:
     """The properties of this rank."""
     return Host(
-        rank,
+        engine.rank,
         socket.gethostname(),
-        launcher.local_rank,
-        launcher.local_size,
-        len(os.sched_getaffinity(0)),
+        engine.local_rank,
+        engine.local_size,
+        max(int(available_cores()), 1),
         versions(),
         spins(os.environ),
     )

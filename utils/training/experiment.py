@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from dgc.engines import Patience
 from utils.build import Evaluated, Parts
 from utils.config import Config
 from utils.log import Log
@@ -37,6 +38,12 @@ class Experiment:
         """The run folder of this experiment with ``workers`` workers."""
         name = run_name(self.arguments.configs, self.arguments.suffix, workers)
         return Path(self.arguments.runs) / name
+
+    @property
+    def patience(self) -> Patience:
+        """How long a call of the engine waits for other ranks. Raises EngineError."""
+        engine = self.configs.engine
+        return Patience(engine.warning_seconds, engine.abort_seconds)
 
     @property
     def resumes(self) -> bool:

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from dgc import Engine, NonFiniteGradientError, engines
 from dgc.engines import EngineError, LocalEngine, detect
+from dgc.engines.launchers import loopback
 from dgc.handshake import gather_text, shake_hands
 from dgc.parameter_server import (
     Address,
@@ -72,7 +73,7 @@ class ParameterServer:
                 'engine simulated has no server: asynchronous training needs a launcher, or '
                 'processes started by hand'
             )
-        engine = engines.create(configs.engine.name, device)
+        engine = engines.create(configs.engine.name, device, experiment.patience)
         torch.set_num_threads(threads(configs.data.num_threads_per_worker, engine.local_size))
         with agreed(engine, device):
             settings = configs.server.build()
@@ -126,18 +127,38 @@ def choose_bind_address(settings: ServerSettings, engine: Engine) -> tuple[Addre
     if settings.bind is not None:
         address = parse_address(settings.bind, 'configs.server.bind')
     elif engine.local_size == engine.size:
-        address = Address('127.0.0.1', 0)
+        address = Address(loopback(), 0)
     else:
-        name = socket.gethostname()
-        address = Address(socket.gethostbyname(name), 0)
-        if is_loopback(address.host):
-            raise ServerError(
-                f'{name} is {address.host} here, where other machines cannot reach it: set '
-                'configs.server.bind to an address of rank 0 that they can, such as 10.0.0.1:0'
-            )
+        address = Address(own_address(socket.gethostname()), 0)
     if settings.key == UNPROTECTED or is_loopback(address.host):
         return address, None
     return address, draw_secret() if settings.key is None else read_key_file(Path(settings.key))
+
+
+def own_address(name: str) -> str:
+    """The address of this machine's host name that other machines can reach, IPv4 if it has one.
+
+    Raises:
+        ServerError: The name has no such address.
+    """
+    remedy = (
+        'set configs.server.bind to an address of rank 0 that other machines can reach, such as '
+        '10.0.0.1:0'
+    )
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise ServerError(
+            f"{name}, rank 0's host name, has no address ({error}): {remedy}"
+        ) from error
+    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
+    addresses = [str(entry[4][0]) for entry in found]
+    usable = [each for each in addresses if not is_loopback(each) and not each.startswith('fe80:')]
+    if not usable:
+        raise ServerError(
+            f'{name} is {addresses[0]} here, where other machines cannot reach it: {remedy}'
+        )
+    return usable[0]
 
 
 def run_by_hand(experiment: Experiment, settings: ServerSettings, datasets: Datasets) -> None:

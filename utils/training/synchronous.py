@@ -32,7 +32,8 @@ class Synchronous:
         def worker(engine: Engine) -> None:
             run_rank(engine, experiment)
 
-        engines.run(worker, configs.engine.name, configs.engine.size, experiment.device)
+        settings = configs.engine
+        engines.run(worker, settings.name, settings.size, experiment.device, experiment.patience)
 
 
 def run_rank(engine: Engine, experiment: Experiment) -> None:

@@ -1,0 +1,52 @@
+"""A rank of train.py that stops for good: failures row 14."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+
+import pytest
+from launching import LAUNCHERS, PREFIX, ROOT, environment
+from test_failures import stack
+
+STOP = (
+    "print('stopped', __import__('os').getpid(), flush=True)\n"
+    "            __import__('os').kill(__import__('os').getpid(), 19)"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'launcher', ['torchrun', pytest.param('horovodrun --gloo', marks=pytest.mark.horovod)]
+)
+def test_a_rank_that_stops_for_good_ends_the_run_with_its_name(launcher, tmp_path):
+    """failures row 14: SIGSTOP in the third step; 30 minutes of silence until torch gave up."""
+    words = [*LAUNCHERS[launcher], 'train.py', *stack(tmp_path, STOP)]
+    words += ['--configs.engine.warning_seconds', '2', '--configs.engine.abort_seconds', '5']
+    process = subprocess.Popen(
+        words, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    lines, stopped = [], 0
+    try:
+        for line in process.stdout:
+            lines.append(PREFIX.sub('', line.rstrip()))
+            if match := re.match(r'stopped (\d+)', lines[-1]):
+                stopped = int(match[1])
+            if lines[-1].startswith('train.py:'):
+                os.kill(stopped, signal.SIGCONT)  # it may be asked to end, in place of killed
+        code = process.wait(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    output = '\n'.join(lines)
+    assert code != 0, output
+    place = r'rank 0 has waited (\d+) s in \w+ of bucket \S.* for rank 1, which does not answer'
+    warnings = [line for line in lines if re.match(place, line)]
+    assert re.match(place, warnings[0])[1] == '2', output
+    (line,) = [line for line in lines if line.startswith('train.py:')]
+    assert re.match(f'train.py: {place}.*: given up', line), output
+    assert '--resume continues' in line
+    assert 'Traceback' not in output.split(line)[0]
