@@ -8,7 +8,7 @@ import signal
 import subprocess
 
 import pytest
-from launching import LAUNCHERS, PREFIX, ROOT, environment
+from launching import LAUNCHERS, PREFIX, start
 from test_failures import stack
 
 STOP = (
@@ -25,10 +25,8 @@ def test_a_rank_that_stops_for_good_ends_the_run_with_its_name(launcher, tmp_pat
     """failures row 14: SIGSTOP in the third step; 30 minutes of silence until torch gave up."""
     words = [*LAUNCHERS[launcher], 'train.py', *stack(tmp_path, STOP)]
     words += ['--configs.engine.warning_seconds', '2', '--configs.engine.abort_seconds', '5']
-    process = subprocess.Popen(
-        words, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-    )  # fmt: skip
+    pipe = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT, 'text': True}
+    process = start(words, **pipe, start_new_session=True)
     lines, stopped = [], 0
     try:
         for line in process.stdout:
