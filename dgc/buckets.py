@@ -36,6 +36,14 @@ class Member(NamedTuple):
     offset: int
 
 
+class Taken(NamedTuple):
+    """A ``.grad`` as it was collected: the tensor, its version, and where its elements lie."""
+
+    grad: Tensor
+    version: int
+    address: int
+
+
 class Bucket:
     """Gradients of the parameters of one ``BucketSpec``, and the state that parts keep for them.
 
@@ -90,7 +98,7 @@ class Bucket:
         self._rank = rank
         self._draws: dict[str, int] = {}  # where no codec's state is kept
         self._lent: dict[str, Tensor] = {}  # name → what autograd stored, flat
-        self._taken: dict[str, tuple[Tensor, int]] = {}  # name → ``.grad`` and its version
+        self._taken: dict[str, Taken] = {}
         self._changed: set[str] = set()
         self.unused: set[str] = set()
         self._own: Tensor | None = None
@@ -208,7 +216,7 @@ class Bucket:
             self._part(member).zero_()
             return
         self.unused.discard(member.name)
-        self._taken[member.name] = (grad, grad._version)
+        self._taken[member.name] = Taken(grad, grad._version, address(grad))
         if self._borrows(grad):
             self._lent[member.name] = grad.data.view(-1)
             return
@@ -228,12 +236,13 @@ class Bucket:
             self._own, self._spare = self._spare, self._own
 
     def _is_touched(self, member: Member) -> bool:
-        grad, version = self._taken.get(member.name, (None, 0))
-        if grad is None:
+        taken = self._taken.get(member.name)
+        if taken is None:
             return False
-        lent = self._lent.get(member.name)
-        is_moved = lent is not None and grad.data_ptr() != lent.data_ptr()  # by grad.data = …
-        return member.parameter.grad is not grad or grad._version != version or is_moved
+        grad = taken.grad
+        is_other = member.parameter.grad is not grad
+        # grad.data = … changes neither the object nor its version.
+        return is_other or grad._version != taken.version or address(grad) != taken.address
 
     def touched(self) -> list[str]:
         """Return the names of parameters whose ``.grad`` was replaced or written to since it was
@@ -338,6 +347,11 @@ class Bucket:
         for contribution in contributions:
             contribution.add_to(total)
         return total.div_(divisor)
+
+
+def address(grad: Tensor) -> int:
+    """Return where the elements of a gradient lie; 0 for a sparse one."""
+    return 0 if grad.is_sparse else grad.data_ptr()
 
 
 def part_of(flat: Tensor, offset: int, parameter: Tensor) -> Tensor:

@@ -162,7 +162,10 @@ class DistributedOptimizer(Wrapper):
                     self._begin_step()
                     self.zero_grad()
                 raise
-            if not is_discarded:
+            if is_discarded:
+                for bucket in self.reducer.buckets:
+                    bucket.zero()
+            else:
                 self.source.check_result()
             self._synchronized = usable
         return self._synchronized

@@ -97,7 +97,7 @@ def interrupted(prints: bool) -> NoReturn:
     Checkpoints on disk are complete.
     """
     if prints:
-        message = 'interrupted: --resume continues after the last epoch that was saved'
+        message = 'interrupted: --resume continues after the last epoch that was saved, if any'
         print(f'\ntrain.py: {message}', file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
