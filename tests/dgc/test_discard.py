@@ -1,4 +1,4 @@
-"""Steps that are given up, and backward passes that are no part of one: docs/failures.md, row 21."""
+"""Discarded steps, and backward passes that are no part of one: docs/failures.md, row 21."""
 
 from __future__ import annotations
 
