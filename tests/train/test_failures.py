@@ -78,11 +78,11 @@ def test_a_gradient_that_is_not_finite_stops_all_with_one_line(tmp_path, rank, s
 def test_once_an_epoch_is_saved_it_advises_to_resume(tmp_path):
     """docs/failures.md, row 21."""
     path = tmp_path / 'unlucky.py'
-    second_epoch = MODEL.replace('RANK', '1_000_003 + 1').replace('== 3', '> 0')
+    second_epoch = MODEL.replace('RANK', '1_000_003').replace('== 3', '> 0')
     path.write_text(second_epoch.replace('ACTION', NAN))
     words = ['--configs', 'configs/digits/cnn.py', str(path), *DIGITS[2:]]
     words += ['--configs.train.batch_size=512', '--runs', str(tmp_path / 'runs')]
-    done = here(*words, *SIMULATED, '2')
+    done = here(*words)
     assert done.code == 3
     (line,) = done.complaints
     assert line.endswith('lower the learning rate or clip, then continue with --resume')
