@@ -64,8 +64,7 @@ def main(arguments: Namespace, overrides: list[str]) -> int:
     except AgreementError as error:
         return give_up(STOPPED, str(error), launcher.rank == 0)
     except NonFiniteGradientError as error:
-        message = f'{error}: lower the learning rate or clip, then continue with --resume'
-        return give_up(STOPPED, message, launcher.size == 1 or launcher.rank == error.rank)
+        return give_up(STOPPED, str(error), launcher.size == 1 or launcher.rank == error.rank)
     except KeyboardInterrupt:
         interrupted(launcher.rank == 0)
     return 0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dgc.bucket_spec import BucketSpec
+from dgc.bucket_spec import BucketSpec, MemberSpec
 from dgc.state import (
     Elements,
     Entries,
@@ -69,6 +69,37 @@ class BucketState(dict[str, dict[str, Any]]):
                 else:
                     current.clear()
                     current.update(copied(saved))
+
+    def copy_of(self, names: Container[str]) -> dict[str, list[Tensor]]:
+        """Return copies of what the parts keep of some parameters, for ``put_back``."""
+        return {
+            member.name: [view.clone() for view in self._views_of(member)]
+            for member in self.spec.members
+            if member.name in names
+        }
+
+    def put_back(self, copies: Mapping[str, Sequence[Tensor]]) -> None:
+        """Restore some parameters' state to what ``copy_of`` returned, in place."""
+        for member in self.spec.members:
+            if member.name in copies:
+                for view, saved in zip(self._views_of(member), copies[member.name], strict=True):
+                    view.copy_(saved)
+
+    def _views_of(self, member: MemberSpec) -> Iterator[Tensor]:
+        """Yield the parts of all tensors that belong to one parameter, in a fixed order."""
+        name, begin, end = member.name, member.offset, member.offset + member.numel
+        for role, entries in self.parts.items():
+            for entry, kind in entries.items():
+                held = self[role][entry]
+                if isinstance(kind, PerParameter):
+                    if name in held:
+                        yield held[name]
+                elif isinstance(kind, OwnedSlice):
+                    first, last = self.owned
+                    low, high = max(begin, first), min(end, last)
+                    yield held[low - first : max(high, low) - first]
+                elif isinstance(kind, Elements):
+                    yield held[begin:end]
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of all state, by parameter name.

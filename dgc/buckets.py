@@ -36,16 +36,28 @@ class Member(NamedTuple):
     offset: int
 
 
+class Taken(NamedTuple):
+    """A ``.grad`` as it was collected: the tensor, its version, and where its elements lie."""
+
+    grad: Tensor
+    version: int
+    address: int
+
+
 class Bucket:
     """Gradients of the parameters of one ``BucketSpec``, and the state that parts keep for them.
 
-    Gradients are used where autograd stored them, without a copy, and the mean is written there
-    (``pieces``). A part that needs one flat ``gradient`` has them copied, once a step, into storage
-    of the bucket's own, of which each ``.grad`` is then a view. Gradients are copied as they come
-    where that is to be expected: in a bucket that is never compressed, and where no kernel reads
-    pieces. A gradient that shares its memory with another tensor, as autograd's may, is copied too,
-    since the result is written to it. Elements are in the parameters' logical order, whatever their
-    memory format.
+    Gradients are read where autograd stored them, without a copy (``pieces``). A part that needs
+    one flat ``gradient`` has them copied, once a step, into storage of the bucket's own. Gradients
+    are copied as they come where that is to be expected: in a bucket that is never compressed, and
+    where no kernel reads pieces. A gradient that shares its memory with another tensor, as
+    autograd's may, is copied too, since the result is written to it. Elements are in the
+    parameters' logical order, whatever their memory format.
+
+    ``publish`` alone writes the result to ``.grad``, from memory that the training loop cannot
+    reach: sparse contributions are added up into the gradients where they lie; a dense result is in
+    the bucket's own storage, of which each ``.grad`` then becomes a view. So a write to ``.grad``
+    before that, seen or not, cannot give the ranks different results.
 
     All writes go through tensors whose version is counted apart from that of ``.grad`` (``.data``),
     so that ``touched`` detects what the training loop has written there since.
@@ -56,6 +68,7 @@ class Bucket:
         transformed: Float32 ``[n]`` while a transform's output is compressed; else None.
         members: The live parameters, in the order of the spec.
         state: What the parts keep between steps.
+        unused: The names of the parameters that were collected without a gradient.
     """
 
     def __init__(
@@ -85,12 +98,16 @@ class Bucket:
         self._rank = rank
         self._draws: dict[str, int] = {}  # where no codec's state is kept
         self._lent: dict[str, Tensor] = {}  # name → what autograd stored, flat
-        self._taken: dict[str, tuple[Tensor, int]] = {}  # name → ``.grad`` and its version
+        self._taken: dict[str, Taken] = {}
         self._changed: set[str] = set()
+        self.unused: set[str] = set()
         self._own: Tensor | None = None
+        self._spare: Tensor | None = None  # takes turns with it while ``.grad`` shows the other
+        self._shows_own = False  # whether ``publish`` made ``.grad`` views of ``_own``
+        self._deferred: tuple[Sequence[Sparse], float] | None = None  # to be spread in ``publish``
         self._wide = None  # the float32 sum, where gradients are of another type
         if self.dtype != torch.float32:
-            self._wide = torch.zeros(self.numel, dtype=torch.float32, device=self.device)
+            self._wide = self._allocate(torch.float32)
         self.state = BucketState(spec, parts, rank, size)
 
     @property
@@ -111,17 +128,20 @@ class Bucket:
 
     @property
     def gradient(self) -> Tensor:
-        """The gradient in one tensor ``[n]``, of the parameters' type; ``pieces`` is this tensor
-        from then on."""
+        """The gradient in the bucket's own storage ``[n]``, of the parameters' type; ``pieces`` is
+        this tensor from then on."""
         for member in self.members:
-            if member.name in self._lent and len(self.members) > 1:
-                self._part(member).view(-1).copy_(self._lent[member.name])
-        return self._in_one()
+            lent = self._lent.pop(member.name, None)
+            if lent is not None:
+                self._part(member).view(-1).copy_(lent)
+        return self._storage()
 
     @property
     def contribution(self) -> Tensor:
         """What the memory adds to the residual, ``[n]``: the gradient, or its transform."""
-        return self.gradient if self.transformed is None else self.transformed
+        if self.transformed is not None:
+            return self.transformed
+        return self.pieces[0] if len(self.members) == 1 else self.gradient
 
     @property
     def contribution_pieces(self) -> list[Tensor]:
@@ -130,7 +150,7 @@ class Bucket:
 
     def adopt(self, flat: Tensor) -> None:
         """Use ``flat[n]`` as the gradient, and as this bucket's own storage."""
-        self._lent, self._own = {}, flat
+        self._lent, self._own, self._deferred = {}, flat, None
 
     @property
     def pieces(self) -> list[Tensor]:
@@ -155,9 +175,14 @@ class Bucket:
 
     @property
     def total(self) -> Tensor:
-        """Float32 ``[n]`` for a dense sum: the gradient's own storage where that is float32, which
-        is overwritten."""
-        return self._in_one() if self._wide is None else self._wide
+        """Float32 ``[n]`` for a dense sum: the bucket's own storage where that is float32, which is
+        overwritten."""
+        return self._storage() if self._wide is None else self._wide
+
+    @property
+    def total_and_flag(self) -> Tensor:
+        """``total`` and one number behind it, float32 ``[n + 1]``, which a sum can carry."""
+        return self.total.as_strided((self.numel + 1,), (1,))
 
     @property
     def momentum(self) -> float:
@@ -181,34 +206,47 @@ class Bucket:
 
     def collect(self, member: Member) -> None:
         """Use the parameter's ``.grad`` as its gradient; None counts as zeros."""
+        if self._shows_own:
+            self._keep_apart()
         grad = member.parameter.grad
         self._lent.pop(member.name, None)
-        self._changed.discard(member.name)
-        if grad is not None and self._borrows(grad):
-            self._lent[member.name] = grad.data.view(-1)
-            self._taken[member.name] = (grad, grad._version)
-            return
-        view = self._part(member)
         if grad is None:
-            view.zero_()
-        elif grad.is_sparse:
-            view.copy_(grad.detach().to_dense())
-        elif grad.data_ptr() != view.data_ptr():
-            view.copy_(grad.detach())  # with create_graph=True it has a graph
-        self._take(member, view.data)
+            self.unused.add(member.name)
+            self._taken.pop(member.name, None)
+            self._part(member).zero_()
+            return
+        self.unused.discard(member.name)
+        self._taken[member.name] = Taken(grad, grad._version, address(grad))
+        if self._borrows(grad):
+            self._lent[member.name] = grad.data.view(-1)
+            return
+        values = grad.detach()  # with create_graph=True it has a graph
+        self._part(member).copy_(values.to_dense() if grad.is_sparse else values)
 
-    def _take(self, member: Member, grad: Tensor) -> None:
-        """Set ``.grad``, and record its version for ``touched``."""
-        member.parameter.grad = grad
-        self._taken[member.name] = (grad, grad._version)
+    def _keep_apart(self) -> None:
+        """Change to other storage where a ``.grad`` is still a view of the bucket's own, because
+        the training loop did not release it after the last step."""
+        self._shows_own = False
+        if self._own is None:
+            return
+        begin = self._own.data_ptr()  # untyped_storage() would leave a reference, see is_sole
+        own = range(begin, begin + self._own.nbytes)
+        grads = (member.parameter.grad for member in self.members)
+        if any(g is not None and not g.is_sparse and g.data_ptr() in own for g in grads):
+            self._own, self._spare = self._spare, self._own
 
     def _is_touched(self, member: Member) -> bool:
-        grad, version = self._taken.get(member.name, (None, 0))
-        return grad is not None and (member.parameter.grad is not grad or grad._version != version)
+        taken = self._taken.get(member.name)
+        if taken is None:
+            return False
+        grad = taken.grad
+        is_other = member.parameter.grad is not grad
+        # grad.data = … changes neither the object nor its version.
+        return is_other or grad._version != taken.version or address(grad) != taken.address
 
     def touched(self) -> list[str]:
         """Return the names of parameters whose ``.grad`` was replaced or written to since it was
-        collected."""
+        collected, and before it was published."""
         changed = self._changed
         return [m.name for m in self.members if m.name in changed or self._is_touched(m)]
 
@@ -218,33 +256,25 @@ class Bucket:
         fits = grad.dtype == self.dtype and not grad.is_sparse and grad.is_contiguous()
         return (lends or len(self.members) == 1) and fits and ops.is_sole(grad)
 
-    def _in_one(self) -> Tensor:
-        """Return one tensor ``[n]`` to hold the gradient.
-
-        It is the gradient itself where there is only one, else the bucket's own storage, of which
-        each ``.grad`` becomes a view. Nothing is copied, so the content of the latter is undefined.
-        """
-        if len(self._lent) == len(self.members) == 1:
-            return self._piece(self.members[0])
-        for member in self.members:
-            if self._lent.pop(member.name, None) is not None:
-                if self._is_touched(member):  # by the training loop, on another thread
-                    self._changed.add(member.name)
-                self._take(member, self._part(member).data)
-        return self._storage()
-
     def _storage(self) -> Tensor:
         """Return this bucket's own storage ``[n]``, allocated at the first use."""
         if self._own is None:
-            self._own = torch.zeros(self.numel, dtype=self.dtype, device=self.device)
+            self._own = self._allocate(self.dtype)
         return self._own
+
+    def _allocate(self, dtype: torch.dtype) -> Tensor:
+        """Return zeros ``[n]``, with room for a number behind them (``total_and_flag``)."""
+        return torch.zeros(self.numel + 1, dtype=dtype, device=self.device)[: self.numel]
 
     def zero(self, set_to_none: bool = True) -> None:
         """Release the gradients, or zero them in place."""
         if set_to_none:
             self._lent.clear()
+            self._spare = None
+        self._deferred = None
         self._taken.clear()
         self._changed.clear()
+        self.unused.clear()
         for member in self.members:
             if set_to_none:
                 member.parameter.grad = None
@@ -256,24 +286,60 @@ class Bucket:
         return self.total if values is self.total else self.total.copy_(values)
 
     def assign(self, contributions: Sequence[Sparse], divisor: int) -> None:
-        """Write ``Σ contributions / divisor`` into the gradients.
+        """Make ``Σ contributions / divisor`` the result, without a write to any ``.grad``.
 
         Args:
             contributions: All dense or all sparse. The first dense one may lie in ``total``. Sparse
-                ones are divided as they are added, so that most elements are written just once.
+                ones are divided as they are added, so that most elements are written just once:
+                in ``publish``, where gradients are lent.
             divisor: The world size for a mean of sums; 1 where the contributions are the result.
         """
         if not contributions[0].is_dense:
-            ops.kernels(self.device).spread(self.pieces, contributions, 1 / divisor)
-            if len(self._lent) == len(self.members):
-                self._own = None  # from uncompressed steps before this one
+            self._deferred = contributions, 1 / divisor
+            # On a GPU the result is written on the stream that computed the contributions.
+            if not self._lent or self.device.type != 'cpu':
+                self._spread_into_own()
             return
         result = self.copy_to_total(contributions[0].values)
         for contribution in contributions[1:]:
             contribution.add_to(result)
         result.div_(divisor)
+        self._lent.clear()
         if result is self._wide:
-            fill(self.pieces, result)
+            fill([self._storage()], result)
+
+    @property
+    def result(self) -> list[Tensor]:
+        """What ``assign`` computed, as flat tensors, apart from any ``.grad``."""
+        if self._deferred is not None:
+            self._spread_into_own()
+        return self.pieces
+
+    def _spread_into_own(self) -> None:
+        """Add up sparse contributions in the bucket's own storage."""
+        assert self._deferred is not None
+        (contributions, factor), self._deferred = self._deferred, None
+        self._lent.clear()
+        ops.kernels(self.device).spread([self._storage()], contributions, factor)
+
+    def publish(self) -> None:
+        """Write the result to the ``.grad`` of every parameter that was collected.
+
+        What the training loop has changed until then is noted for ``touched``, and overwritten.
+        """
+        if not self._taken and not self.unused:
+            return
+        self._changed = {member.name for member in self.members if self._is_touched(member)}
+        self._taken.clear()
+        if self._deferred is not None:
+            (contributions, factor), self._deferred = self._deferred, None
+            ops.kernels(self.device).spread(self.pieces, contributions, factor)
+            if len(self._lent) == len(self.members):
+                self._own = None  # from uncompressed steps before this one
+        for member in self.members:
+            if member.name not in self._lent:
+                member.parameter.grad = self._part(member).data
+                self._shows_own = True
 
     def add_up(self, contributions: Sequence[Sparse], divisor: int) -> Tensor:
         """Return ``Σ contributions / divisor`` as a new float32 ``[n]``."""
@@ -281,6 +347,11 @@ class Bucket:
         for contribution in contributions:
             contribution.add_to(total)
         return total.div_(divisor)
+
+
+def address(grad: Tensor) -> int:
+    """Return where the elements of a gradient lie; 0 for a sparse one."""
+    return 0 if grad.is_sparse else grad.data_ptr()
 
 
 def part_of(flat: Tensor, offset: int, parameter: Tensor) -> Tensor:

@@ -130,7 +130,8 @@ def average_tensors(engine: Engine, tensors: Iterable[Tensor]) -> None:
     """Overwrite floating-point ``tensors`` with their mean over the ranks, in one all-reduce.
 
     For BatchNorm's running statistics, which each rank computes from its own part of the data.
-    Tensors of other types, such as BatchNorm's step count, are not changed.
+    Tensors of other types, such as BatchNorm's step count, are not changed. The mean is computed in
+    float64, and so that no sum of finite numbers overflows.
 
     Args:
         engine: Sums them.
@@ -139,8 +140,10 @@ def average_tensors(engine: Engine, tensors: Iterable[Tensor]) -> None:
     floating = [tensor for tensor in tensors if tensor.is_floating_point()]
     if not floating or engine.size == 1:
         return
-    flat = torch.cat([tensor.detach().float().reshape(-1) for tensor in floating])
-    engine.all_reduce(flat).div_(engine.size)
+    flat = torch.cat([tensor.detach().double().reshape(-1) for tensor in floating])
+    # By a power of two of at least the world size, which rounds nothing, before the sum.
+    scale = 2.0 ** -(engine.size - 1).bit_length()
+    engine.all_reduce(flat.mul_(scale)).div_(engine.size * scale)
     for tensor, mean in zip(floating, flat.split([t.numel() for t in floating]), strict=True):
         with torch.no_grad():
             tensor.copy_(mean.view(tensor.shape))

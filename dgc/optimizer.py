@@ -34,9 +34,15 @@ class DistributedOptimizer(Wrapper):
     on it. At construction the ranks compare what they are about to train, and rank 0's parameters
     are broadcast.
 
-    Between ``backward()`` and ``step()`` the engine's thread reads and writes the gradients. Code
-    that looks at gradients or changes them (clipping, a GradScaler), and calls of your own on the
-    engine, come after ``synchronize()``; local clipping is ``gradient_clipping``.
+    Between ``backward()`` and ``step()`` the engine's thread reads the gradients, and ``.grad`` is
+    this rank's own; ``synchronize()`` overwrites it with the mean. Code that changes gradients
+    (clipping, a GradScaler), and calls of your own on the engine, come after it. A change before it
+    raises RuntimeError where the version of the tensor shows it. A write through ``.data``, or by
+    ``GradScaler.unscale_``, does not show: whether it is sent is undefined, and the ranks' results
+    are the same in any case. Local clipping is ``gradient_clipping``.
+
+    A step can be given up with ``discard()`` or ``zero_grad()``, and ``no_sync()`` is for backward
+    passes that are no part of a step.
 
     Args:
         optimizer: Applies the mean gradient: DGCSGD where the memory holds the momentum.
@@ -47,6 +53,9 @@ class DistributedOptimizer(Wrapper):
         steps_per_epoch: The number of optimizer steps in an epoch of the composition's schedule.
         configuration: Any text that must be the same on all ranks.
         profile: Measures a step of the model, for planners that need times; see ``dgc.profile``.
+        find_unused: Whether a parameter whose ``.grad`` is None on all ranks keeps residual and
+            momentum, and is not updated, as in torch. Else zeros are applied to it, so that weight
+            decay and momentum move it.
 
     Attributes:
         plan: The division of the parameters into buckets.
@@ -66,6 +75,7 @@ class DistributedOptimizer(Wrapper):
         steps_per_epoch: int | None = None,
         configuration: str = '',
         profile: Callable[[], Profile] | None = None,
+        find_unused: bool = True,
     ) -> None:
         composition = composition or deep_gradient_compression()
         named = list(named_parameters)
@@ -75,8 +85,10 @@ class DistributedOptimizer(Wrapper):
         self._use(self.optimizer)
         self.engine = engine or create(device=named[0][1].device)
         self.reducer, self.plan = wire(
-            optimizer, named, composition, self.engine, steps_per_epoch, configuration, profile
-        )
+            optimizer, named, composition, self.engine, steps_per_epoch, configuration, profile,
+            agreed={'find_unused': str(find_unused)},
+        )  # fmt: skip
+        self.reducer.find_unused = find_unused
         broadcast_tensors(self.engine, [parameter for _, parameter in named])
         self.batches_per_step = batches_per_step
         self.steps_per_epoch = steps_per_epoch or 1
@@ -102,12 +114,30 @@ class DistributedOptimizer(Wrapper):
         self._handle.remove()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Release the gradients, or zero them in place."""
+        """Release the gradients, or zero them in place.
+
+        After ``backward()`` and without ``step()``, all ranks skip the step: ``discard()`` and
+        ``step()`` in one. The other ranks must call either.
+
+        Raises:
+            RuntimeError: There, without ``nonfinite='skip'``.
+        """
         if self.source.has_begun:
-            raise RuntimeError(
-                'zero_grad() between backward() and step() would lose gradients; '
-                'after an error, load_state_dict() first'
-            )
+            if self.source.has_failed or self.reducer.has_failed:
+                raise RuntimeError(
+                    'zero_grad() after an error in this step would lose gradients: call '
+                    'load_state_dict() first'
+                )
+            if self.composition.nonfinite != 'skip':
+                raise RuntimeError(
+                    'zero_grad() between backward() and step() would lose gradients, which are '
+                    'being sent: step() was not called. To discard a step on all ranks with '
+                    "zero_grad(), set nonfinite='skip' in the composition; a backward pass that is "
+                    'no part of a step goes into `with optimizer.no_sync():`'
+                )
+            self.discard()
+            self.synchronize()
+            self._end_step()
         for bucket in self.reducer.buckets:
             bucket.zero(set_to_none)
 
@@ -124,6 +154,7 @@ class DistributedOptimizer(Wrapper):
         """
         if self._synchronized is None:
             self.source.finish()
+            is_discarded = self.reducer.discards
             try:
                 usable = self.reducer.synchronize()
             except Exception:
@@ -131,7 +162,11 @@ class DistributedOptimizer(Wrapper):
                     self._begin_step()
                     self.zero_grad()
                 raise
-            self.source.check_result()
+            if is_discarded:
+                for bucket in self.reducer.buckets:
+                    bucket.zero()
+            else:
+                self.source.check_result()
             self._synchronized = usable
         return self._synchronized
 
@@ -147,9 +182,36 @@ class DistributedOptimizer(Wrapper):
                 loss = closure()
         if self.synchronize():
             self.optimizer.step()
+        self._end_step()
+        return loss
+
+    def _end_step(self) -> None:
         self.steps += 1
         self._begin_step()
-        return loss
+
+    def discard(self) -> None:
+        """Make ``step()`` skip this step on all ranks, and leave parameters and memories as they
+        were before it. Any rank may call this, before its ``step()``.
+
+        Raises:
+            RuntimeError: Without ``nonfinite='skip'``, or after ``synchronize()``.
+        """
+        if self._synchronized is not None:
+            raise RuntimeError(
+                'discard() after synchronize() is too late, since the other ranks may have taken '
+                'the step: call it before'
+            )
+        self.reducer.discard()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Return a context whose backward passes are no part of a step, and send nothing.
+
+        As in DistributedDataParallel, ``.grad`` accumulates on this rank, and goes into the next
+        step unless ``zero_grad()`` releases it.
+        """
+        with self.source.paused():
+            yield
 
     @contextmanager
     def agreed_parameters(self) -> Iterator[None]:

@@ -11,12 +11,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from dgc.buckets import Bucket
 from dgc.composition import Composition
 from dgc.compressors import Compressor, Dense
 from dgc.engines.base import Engine, EngineError, Traffic
 from dgc.exchanges import AllReduce, Context, Exchange, Scale
+from dgc.exchanges.base import ring_bytes
 from dgc.nonfinite import NonFiniteGradientError, finite, non_finite_message, not_finite
 from dgc.saved_state import restore, save
 from dgc.sparse import Sparse, mean_of_contributors
@@ -30,7 +32,8 @@ class Progress:
         steps: Optimizer steps.
         sent_elements, elements: Elements sent, and elements of all gradients, over all buckets and
             steps; their quotient is the mean density.
-        sent, received: Bytes of gradients, without start-up, metrics and evaluation.
+        sent, received: Bytes of gradients, without start-up, metrics, evaluation, and what tells
+            the ranks of unused parameters.
         dense_sent: Bytes that float32 all-reduces of the same steps would have sent.
         compress, communicate: Seconds outside and inside the engine, while processing buckets.
         wait: Seconds for which the training loop waited for buckets.
@@ -91,10 +94,23 @@ class Reducer:
     momentum correction), and one more pass over them. With 'stop' nothing is copied: training goes
     on from a checkpoint.
 
+    The engine's thread reads gradients and writes no result to them; ``synchronize`` does, so that
+    no write of the training loop before that can make the ranks' results differ.
+
+    With ``find_unused``, a parameter that had no gradient on any rank keeps its state, and its
+    ``.grad`` becomes None. A rank copies the state of the parameters for which it has no gradient.
+    One flag says whether any rank lacks one: it is carried in the last bucket's all-reduce, or is a
+    small collective of its own where the last bucket is compressed. Only where it is set is the
+    bitmap of used parameters reduced.
+
     Args:
         buckets: In the order in which they are sent.
         composition: The parts that process them.
         engine: Carries messages.
+
+    Attributes:
+        find_unused: Whether to leave parameters alone that no rank used in a step; the same on all
+            ranks.
     """
 
     def __init__(self, buckets: Sequence[Bucket], composition: Composition, engine: Engine) -> None:
@@ -108,6 +124,10 @@ class Reducer:
         self._pending: list[Future[Outcome]] = []
         self._failures: list[str] = []
         self._failed = False  # a bucket of this step raised an error
+        self._discards = False  # this rank wants the step to be skipped
+        self.find_unused = False
+        self._unused: set[str] = set()  # parameters that no rank used in this step
+        self._kept: dict[int, Mapping[str, Sequence[Tensor]]] = {}  # state of what is unused here
         self._size = engine.size
         self._snapshots: dict[int, Mapping[str, Any]] = {}
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -125,7 +145,32 @@ class Reducer:
         # thread, which all simulated ranks share, so it would wait for itself.
         blocks = self.buckets[index].device.type == 'cuda' and not self.engine.has_thread
         if self.composition.overlaps and not blocks:
-            self._submit_in_order()
+            # A rank may still discard the step with what it puts into the last bucket.
+            can_discard = self.composition.nonfinite == 'skip' and self.engine.size > 1
+            self._submit_in_order(len(self.buckets) - can_discard)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a bucket of this step raised an error."""
+        return self._failed
+
+    @property
+    def discards(self) -> bool:
+        """Whether this rank discards the step in progress."""
+        return self._discards
+
+    def discard(self) -> None:
+        """Make all ranks skip the step in progress, by a NaN in this rank's last bucket.
+
+        Raises:
+            RuntimeError: Without ``nonfinite='skip'``, which keeps the state before the step.
+        """
+        if self.composition.nonfinite != 'skip':
+            raise RuntimeError(
+                "a step can be discarded only with nonfinite='skip' in the composition, which "
+                'keeps a copy of the memory as it was before the step'
+            )
+        self._discards = True
 
     def synchronize(self) -> bool:
         """Finish the step: every bucket's gradients become the result of the exchange.
@@ -147,28 +192,49 @@ class Reducer:
         if self.composition.clipping is not None and not self.composition.overlaps:
             self.composition.clipping.clip(self.buckets, self.engine)
         try:
-            self._submit_in_order()
-            outcomes = [future.result() for future in self._pending]
+            self._submit_in_order(len(self.buckets))
+            outcomes = [
+                self._published(bucket, future)
+                for bucket, future in zip(self.buckets, self._pending, strict=True)
+            ]
         except Exception:  # the engine failed, perhaps since another rank is gone
             self._abandon()
             raise
-        for outcome in outcomes:
-            outcome.done.wait()
         self._pending = []
         self._ready = [False] * len(self.buckets)
         self.progress.wait += time.perf_counter() - start
         self.progress.steps += 1
-        usable = not any(outcome.non_finite for outcome in outcomes)
+        usable = not (self._discards or any(outcome.non_finite for outcome in outcomes))
         if not usable:
             self._roll_back()
         self._snapshots.clear()
         if not usable and self.composition.nonfinite == 'stop':
             raise self._non_finite(outcomes)
         self._failures.clear()
+        self._discards = False
         if usable:
+            self._leave_unused()
             for bucket in self.buckets:
                 self.composition.memory.commit(bucket)
+        self._kept.clear()
         return usable
+
+    def _published(self, bucket: Bucket, future: Future[Outcome]) -> Outcome:
+        """Wait for a bucket, and write its result to ``.grad`` while the next is processed."""
+        outcome = future.result()
+        outcome.done.wait()
+        bucket.publish()
+        return outcome
+
+    def _leave_unused(self) -> None:
+        """Undo the step for the parameters that no rank used: state and ``.grad``."""
+        for index, copies in self._kept.items():
+            bucket = self.buckets[index]
+            unused = {name: saved for name, saved in copies.items() if name in self._unused}
+            bucket.state.put_back(unused)
+            for member in bucket.members:
+                if member.name in unused:
+                    member.parameter.grad = None
 
     def count_local_step(self) -> None:
         """Count an optimizer step without an exchange, in which dense training would have sent."""
@@ -201,17 +267,19 @@ class Reducer:
         self._pending = []
         self._ready = [False] * len(self.buckets)
         self._failures.clear()
-        self._failed = False
+        self._failed = self._discards = False
         self._roll_back()
         self._snapshots.clear()
+        self._kept.clear()
 
     def _roll_back(self) -> None:
         """Restore the state of all parts to that before the step, where it was copied."""
         for index, snapshot in self._snapshots.items():
             self.buckets[index].state.roll_back(snapshot)
 
-    def _submit_in_order(self) -> None:
-        while len(self._pending) < len(self.buckets) and self._ready[len(self._pending)]:
+    def _submit_in_order(self, limit: int) -> None:
+        """Submit the next buckets that are ready, up to ``limit`` buckets in this step."""
+        while len(self._pending) < limit and self._ready[len(self._pending)]:
             index = len(self._pending)
             job = partial(self._run, index, Fence(self.buckets[index].device))
             self._pending.append(self.engine.submit(job))
@@ -228,7 +296,7 @@ class Reducer:
                 gradients_complete.wait()
                 if self.composition.nonfinite == 'skip':
                     self._snapshots[index] = bucket.state.snapshot()
-                return self._process(bucket)
+                return self._process(index)
         except BaseException:
             self._failed = True
             raise
@@ -243,17 +311,19 @@ class Reducer:
             self._streams[device] = torch.cuda.Stream(device)
         return torch.cuda.stream(self._streams[device])
 
-    def _process(self, bucket: Bucket) -> Outcome:
+    def _process(self, index: int) -> Outcome:
         """Compute a bucket's result from its local gradient (docs/architecture.md)."""
         start, before = time.perf_counter(), replace(self.engine.traffic)
+        bucket = self.buckets[index]
         composition, spec = self.composition, bucket.spec
         compressor, exchange, k = self._route(bucket)
 
         # Clip, transform, add to the residual, select.
-        selected, is_finite = self._select(bucket, compressor)
+        selected, is_finite = self._select(index, compressor)
 
         # Exchange.
-        context = Context(bucket, k, composition.codec, self.engine, is_finite)
+        flag = self._flag(index)
+        context = Context(bucket, k, composition.codec, self.engine, is_finite, flag)
         exchanged = exchange.reduce(selected, context)
         non_finite = exchanged.non_finite
 
@@ -263,13 +333,15 @@ class Reducer:
             divisor = self.engine.size
         elif exchanged.scale is Scale.CONTRIBUTORS:
             contributions = [mean_of_contributors(contributions)]
-        if composition.transform.is_identity:
-            bucket.assign(contributions, divisor)
-            result = bucket.pieces
-        else:
+        may_overflow = bucket.dtype == torch.float16 or composition.nonfinite == 'skip'
+        result: list[Tensor] = []
+        if not composition.transform.is_identity:
             result = [bucket.add_up(contributions, divisor)]
             bucket.gradient.copy_(composition.transform.inverse(result[0], spec))
-        may_overflow = bucket.dtype == torch.float16 or composition.nonfinite == 'skip'
+        else:
+            bucket.assign(contributions, divisor)
+            if may_overflow or composition.memory.needs_mean:
+                result = bucket.result
         # The result before a transform's last step: the sign of a NaN is 0.
         if not non_finite and may_overflow and not finite(*result, *bucket.pieces):
             # A sum of finite gradients, or a residual gathered over many steps, may exceed what
@@ -282,15 +354,49 @@ class Reducer:
         if not non_finite:
             composition.memory.update(bucket, selected, exchanged, result)
         sent = (exchanged.sent or selected).values.numel()
-        self._account(bucket, sent, time.perf_counter() - start, before)
+        self._account(bucket, sent, time.perf_counter() - start, before, exchanged.flag is not None)
+        if flag is not None:
+            self._unused = self._find(flag, exchanged.flag)
         return Outcome(non_finite, Fence(bucket.device))
 
-    def _select(self, bucket: Bucket, compressor: Compressor) -> tuple[Sparse, bool]:
+    def _flag(self, index: int) -> bool | None:
+        """Return whether this rank lacks a gradient in this step; None but for the last bucket.
+
+        When the last bucket is processed, the gradients of all others have been collected.
+        """
+        if not self.find_unused or index + 1 < len(self.buckets):
+            return None
+        return any(bucket.unused for bucket in self.buckets)
+
+    def _find(self, ours: bool, anywhere: bool | None) -> set[str]:
+        """Return the parameters that no rank used in this step. A collective.
+
+        Args:
+            ours: Whether this rank lacks a gradient.
+            anywhere: Whether any rank does; None where no exchange carried that.
+        """
+        unused = set().union(*(bucket.unused for bucket in self.buckets))
+        engine, device = self.engine, self.buckets[-1].device
+        if engine.size == 1:
+            return unused
+        if anywhere is None:
+            flag = torch.tensor([float(ours)], device=device)
+            anywhere = bool(engine.all_reduce(flag) > 0)
+        if not anywhere:
+            return set()
+        names = [member.name for bucket in self.buckets for member in bucket.members]
+        uses = torch.tensor([float(name not in unused) for name in names], device=device)
+        counts = engine.all_reduce(uses).tolist()
+        return {name for name, count in zip(names, counts, strict=True) if not count}
+
+    def _select(self, index: int, compressor: Compressor) -> tuple[Sparse, bool]:
         """Return this rank's message, and whether its gradient is finite.
 
         A rank whose gradient is not finite leaves its memory alone and sends a NaN.
         """
-        composition = self.composition
+        composition, bucket = self.composition, self.buckets[index]
+        if self._discards:
+            bucket.pieces[0][0] = torch.nan
         is_finite = finite(*bucket.pieces)
         if not is_finite:
             self._failures.extend(not_finite(bucket))
@@ -306,6 +412,8 @@ class Reducer:
                 # Another rank was non-finite, or the fp16 sum within the machine overflowed.
                 self._failures.append(f'{bucket.name}, summed within the machine')
         if is_finite:
+            if self.find_unused and bucket.unused:
+                self._kept[index] = bucket.state.copy_of(bucket.unused)
             if not composition.transform.is_identity:
                 bucket.transformed = composition.transform.forward(bucket.gradient, bucket.spec)
             selected = composition.memory.select(bucket, compressor)
@@ -328,14 +436,18 @@ class Reducer:
             return composition.compressor, composition.exchange, volume.budget(spec, density)
         return *self._uncompressed, spec.numel
 
-    def _account(self, bucket: Bucket, sent: int, seconds: float, before: Traffic) -> None:
+    def _account(
+        self, bucket: Bucket, sent: int, seconds: float, before: Traffic, has_flag: bool
+    ) -> None:
         """Add one bucket's elements, bytes and seconds to ``progress``."""
         after, progress, codec = self.engine.traffic, self.progress, self.composition.codec
         _, all_reduce = self._uncompressed
         progress.sent_elements += sent
         progress.elements += bucket.numel
-        progress.sent += after.sent - before.sent
-        progress.received += after.received - before.received
+        numel, size = bucket.numel, self.engine.size
+        of_flag = has_flag and round(ring_bytes(numel + 1, size)) - round(ring_bytes(numel, size))
+        progress.sent += after.sent - before.sent - of_flag
+        progress.received += after.received - before.received - of_flag
         dense = all_reduce.bytes_sent(bucket.spec, bucket.numel, codec, self.engine.size)
         progress.dense_sent += round(dense)
         progress.communicate += after.seconds - before.seconds

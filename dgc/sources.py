@@ -8,7 +8,8 @@ source applies it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -68,6 +69,8 @@ class GradientHooks(Source):
         self._passes: dict[Parameter, int] = {}
         self._missing: list[int] = []
         self._is_open = False  # between begin() and finish()
+        self._is_paused = False
+        self.has_failed = False  # a gradient of this step was refused
         self._handles: list[RemovableHandle] = []
         for index, bucket in enumerate(reducer.buckets):
             for member in bucket.members:
@@ -81,6 +84,7 @@ class GradientHooks(Source):
         self._passes = {member.parameter: 0 for bucket in buckets for member in bucket.members}
         self._missing = [len(bucket.members) for bucket in buckets]
         self._is_open = True
+        self.has_failed = False
 
     def detach(self) -> None:
         """Remove the hooks."""
@@ -92,30 +96,46 @@ class GradientHooks(Source):
         """Whether a gradient of this step has arrived."""
         return self._is_open and any(self._passes.values())
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Return a context whose backward passes are no part of a step: ``.grad`` accumulates as
+        without this source."""
+        was_paused, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = was_paused
+
     def _accumulated(self, index: int, member: Member, parameter: Tensor) -> None:
         """Take one gradient of one backward pass. Called by autograd, on its thread."""
         if not self._is_open:
             raise RuntimeError(
                 f'gradient of {member.name} between synchronize() and step(): call step() first'
             )
-        self._reducer.buckets[index].collect(member)
-        self._passes[member.parameter] += 1
-        if self._passes[member.parameter] > self._batches_per_step:
+        if self._is_paused:
+            return
+        passes = self._passes[member.parameter] = self._passes[member.parameter] + 1
+        if passes > self._batches_per_step:
+            self.has_failed = True
             raise RuntimeError(
-                f'{member.name} got {self._passes[member.parameter]} gradients in one step, '
-                f'batches_per_step is {self._batches_per_step}'
+                f'{member.name} got {passes} gradients in one step, batches_per_step is '
+                f'{self._batches_per_step}: step() was not called since the backward pass before. '
+                'To discard that pass, call zero_grad() of this optimizer, not of the model; a '
+                'pass that is no part of a step goes into `with optimizer.no_sync():`'
             )
-        if self._passes[member.parameter] == self._batches_per_step:
+        if passes == self._batches_per_step:
+            self._reducer.buckets[index].collect(member)
             self._missing[index] -= 1
             if not self._missing[index]:
                 self._reducer.ready(index)
 
     def finish(self) -> None:
-        """Take zeros for parameters that had no gradient."""
+        """Collect what has not come as often as expected: None, and zeros for it, or the sum of
+        fewer passes."""
         check_trained(self._optimizer, self._passes, self._names)
         for bucket in self._reducer.buckets:
             for member in bucket.members:
-                if not self._passes[member.parameter]:
+                if self._passes[member.parameter] < self._batches_per_step:
                     bucket.collect(member)
         self._is_open = False
 

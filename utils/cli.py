@@ -103,7 +103,7 @@ def end_at_once(code: int) -> NoReturn:
 def interrupted(prints: bool) -> NoReturn:
     """End the process after Ctrl-C, on each rank by itself."""
     if prints:
-        message = 'interrupted: --resume continues after the last epoch that was saved'
+        message = 'interrupted: --resume continues after the last epoch that was saved, if any'
         print(f'\ntrain.py: {message}', file=sys.stderr)
     end_at_once(INTERRUPTED)
 

@@ -25,12 +25,19 @@ class AllReduce(Exchange):
         return None
 
     def reduce(self, selected: Sparse, context: Context) -> Exchanged:
-        """All-reduce in the bucket's ``total``."""
+        """All-reduce in the bucket's ``total``; a flag is one more number behind it."""
         if not selected.is_dense:
             raise ValueError('all-reduce sums dense messages; a sparse one needs another exchange')
-        total = context.engine.all_reduce(context.bucket.copy_to_total(selected.values))
-        contributions = [selected._replace(values=total)]
-        return Exchanged(contributions, non_finite=starts_with_nan(contributions))
+        bucket, engine = context.bucket, context.engine
+        total = bucket.copy_to_total(selected.values)
+        contributions, flag = [selected._replace(values=total)], None
+        if context.flag is None:
+            engine.all_reduce(total)
+        else:
+            both = bucket.total_and_flag
+            both[-1] = float(context.flag)
+            flag = bool(engine.all_reduce(both)[-1] > 0)
+        return Exchanged(contributions, non_finite=starts_with_nan(contributions), flag=flag)
 
     def bytes_sent(self, spec: BucketSpec, k: int, codec: Codec, world_size: int) -> float:
         """Return the bytes of a ring's reduce-scatter and all-gather."""

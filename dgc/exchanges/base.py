@@ -51,6 +51,7 @@ class Exchanged(NamedTuple):
             all of it.
         scale: How the contributions become the result.
         non_finite: Whether some rank's gradient was not finite; the same on all ranks.
+        flag: Whether any rank's ``Context.flag`` was set; None where the exchange did not carry it.
     """
 
     contributions: Sequence[Sparse]
@@ -58,6 +59,7 @@ class Exchanged(NamedTuple):
     sent: Sparse | None = None
     scale: Scale = Scale.WORLD_SIZE
     non_finite: bool = False
+    flag: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,8 @@ class Context:
         codec: Writes messages.
         engine: Carries them.
         is_finite: Whether this rank's gradient is. Where not, its message is a NaN at element 0.
+        flag: One bit for all ranks, which an exchange may carry in a message that it sends anyway;
+            None where there is none to carry.
     """
 
     bucket: Bucket
@@ -77,6 +81,7 @@ class Context:
     codec: Codec
     engine: Engine
     is_finite: bool = True
+    flag: bool | None = None
 
     def wire(self, k: int | None = None) -> Wire:
         """Return what writes and reads messages of at most ``k`` (by default the budget)
@@ -84,8 +89,9 @@ class Context:
         return Wire(self.bucket, self.k if k is None else k, self.codec)
 
     def within(self, engine: Engine) -> Context:
-        """Return the same among the ranks of another engine, such as a group."""
-        return replace(self, engine=engine)
+        """Return the same among the ranks of another engine, such as a group, to which the flag of
+        all ranks does not belong."""
+        return replace(self, engine=engine, flag=None)
 
     @property
     def state(self) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Memory(ABC):
     Attributes:
         buffers: Names of the float32 tensors ``[n]`` that a bucket holds for this memory.
         holds_momentum: The velocity is kept here, so the optimizer must not apply momentum again.
-        needs_mean: ``update`` needs the mean over the ranks, which no parameter server returns.
+        needs_mean: ``update`` reads the mean over the ranks, which no parameter server returns.
         applies_rate: It multiplies gradients by the learning rate.
         feeds_back: Unsent elements and quantization errors are added to later messages.
     """
@@ -102,8 +102,9 @@ class Memory(ABC):
             bucket: Whose state is updated.
             selected: What ``select`` returned.
             exchanged: What was delivered of it, and which errors return.
-            result: The bucket's gradients after the exchange, as flat tensors one after another:
-                the mean over the ranks, unless the exchange says otherwise.
+            result: The mean over the ranks, unless the exchange says otherwise, as flat tensors
+                one after another. May be empty where the memory does not declare ``needs_mean``:
+                a sparse result is then added up only in ``Bucket.publish``.
         """
         self.remove_sent(bucket, selected if exchanged.sent is None else exchanged.sent)
         if exchanged.error is not None:

@@ -188,7 +188,8 @@ class WorkerOptimizer(Optimizer):
             self._link.close()
 
     def _compute_updates(self) -> None:
-        """Replace every gradient by the update ``lr·(gradient + λ·w)``, in place."""
+        """Replace every gradient by the update ``lr·(gradient + λ·w)``, in place; zeros where a
+        parameter has none, as torch leaves it alone."""
         for bucket in self.buckets:
             for member in bucket.members:
                 bucket.collect(member)
@@ -201,7 +202,8 @@ class WorkerOptimizer(Optimizer):
             self.composition.clipping.clip(self.buckets, self._local)
         for bucket in self.buckets:
             for member, (_, gradient) in zip(bucket.members, bucket.gradients(), strict=True):
-                decay = member.group.get('weight_decay', 0.0)
+                is_used = member.name not in bucket.unused
+                decay = member.group.get('weight_decay', 0.0) if is_used else 0.0
                 gradient.add_(member.parameter, alpha=decay).mul_(member.group['lr'])
 
     def _compress(self, bucket: Bucket) -> bytes:

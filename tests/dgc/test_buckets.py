@@ -33,6 +33,10 @@ def two() -> Bucket:
     return bucket_of(named, buffers=('momentum', 'velocity'))
 
 
+def dense(values):
+    return Sparse(values, None, len(values))
+
+
 def collect_all(bucket):
     for member in bucket.members:
         bucket.collect(member)
@@ -42,24 +46,28 @@ class TestStorage:
     def test_gradients_that_share_a_bucket_become_views_of_it(self):
         bucket = two()
         collect_all(bucket)
-        bucket.gradient.copy_(torch.arange(10.0))
         weight, bias = (member.parameter for member in bucket.members)
+        assert weight.grad is None and bias.grad is None
+        bucket.assign([dense(torch.arange(10.0))], divisor=1)
+        bucket.publish()
         assert weight.grad.tolist() == [[0, 1, 2], [3, 4, 5]]
         assert bias.grad.tolist() == [6, 7, 8, 9]
         weight.grad[1, 2] = 50
         assert bucket.gradient[5] == 50
 
-    def test_a_gradient_that_is_alone_becomes_the_bucket_s_without_a_copy(self):
+    def test_a_gradient_that_is_alone_is_read_and_gets_sparse_results_without_a_copy(self):
         parameter = Parameter(torch.zeros(2, 3))
         bucket = bucket_of([('w', parameter)])
         for _ in range(3):
             (2 * parameter).sum().backward()
             storage = parameter.grad.data_ptr()
             collect_all(bucket)
-            assert parameter.grad.data_ptr() == bucket.gradient.data_ptr() == storage
-            assert bucket.total is bucket.gradient
-            assert bucket.gradient.tolist() == [2.0] * 6
+            assert parameter.grad.data_ptr() == bucket.contribution.data_ptr() == storage
+            assert bucket.contribution.tolist() == [2.0] * 6
             bucket.assign([Sparse(torch.ones(1), torch.tensor([4]), 6)], divisor=1)
+            assert parameter.grad.tolist() == [[2.0] * 3] * 2
+            bucket.publish()
+            assert parameter.grad.data_ptr() == storage
             assert parameter.grad.tolist() == [[0, 0, 0], [0, 1, 0]]
             bucket.zero()
 
@@ -87,7 +95,8 @@ class TestStorage:
             bucket.gradient.fill_(7)
             collect_all(bucket)
             assert not bucket.gradient.any()
-            assert not any(member.parameter.grad.any() for member in bucket.members)
+            assert bucket.unused == set(bucket.spec.names)
+            assert all(member.parameter.grad is None for member in bucket.members)
 
     @pytest.mark.parametrize('elsewhere', [torch.ones(2, 3), torch.ones(3, 2).t()])
     def test_a_gradient_from_elsewhere_is_brought_back(self, elsewhere):
@@ -96,6 +105,8 @@ class TestStorage:
         member.parameter.grad = elsewhere
         bucket.collect(member)
         assert bucket.gradient.tolist() == [1.0] * 6 + [0.0] * 4
+        assert member.parameter.grad is elsewhere
+        bucket.publish()
         assert member.parameter.grad.data_ptr() == bucket.gradient.data_ptr()
 
     def test_a_sparse_gradient_of_an_embedding_is_brought_back(self):
@@ -174,6 +185,8 @@ class TestLending:
         parts = [Sparse(torch.tensor([v, v]), torch.tensor([5, 6]), 10) for v in (4.0, 2.0)]
         bucket.assign(parts, divisor=2)
         weight, bias = (member.parameter.grad for member in bucket.members)
+        assert weight.tolist() == [[2.0] * 3] * 2 and bias.tolist() == [3.0] * 4
+        bucket.publish()
         assert weight.tolist() == [[0, 0, 0], [0, 0, 3]]
         assert bias.tolist() == [3, 0, 0, 0]
         assert addresses(bucket) == before
@@ -184,9 +197,11 @@ class TestLending:
         collect_all(bucket)
         assert bucket.gradient.tolist() == [2.0] * 6 + [3.0] * 4
         size = bucket.gradient.element_size()
-        assert addresses(bucket) == [bucket.gradient.data_ptr() + at * size for at in (0, 6)]
         assert [piece.data_ptr() for piece in bucket.pieces] == [bucket.gradient.data_ptr()]
         bucket.assign([Sparse(bucket.copy_to_total(torch.arange(10.0)), None, 10)], divisor=2)
+        assert bucket.members[1].parameter.grad.tolist() == [3.0] * 4
+        bucket.publish()
+        assert addresses(bucket) == [bucket.gradient.data_ptr() + at * size for at in (0, 6)]
         assert bucket.members[1].parameter.grad.tolist() == [3, 3.5, 4, 4.5]
 
     def test_where_they_were_brought_together_is_given_up_when_all_lend_again(self):
@@ -195,11 +210,13 @@ class TestLending:
         own = weakref.ref(bucket.gradient)
         parts = [Sparse(torch.ones(1), torch.tensor([1]), 10)]
         bucket.assign(parts, divisor=1)
+        bucket.publish()
         bucket.zero()
         assert own() is bucket.gradient
         (bucket.members[0].parameter.sum() + bucket.members[1].parameter.sum()).backward()
         collect_all(bucket)
         bucket.assign(parts, divisor=1)
+        bucket.publish()
         assert own() is None
         assert [m.parameter.grad.sum() for m in bucket.members] == [1, 0]
 
@@ -214,6 +231,7 @@ class TestLending:
         assert torch.cat(bucket.pieces).tolist() == [*expected.flatten().tolist(), 3, 3, 3, 3]
         assert bucket.pieces[1].data_ptr() == lent
         bucket.assign([Sparse(torch.ones(2), torch.tensor([2, 9]), 10)], divisor=1)
+        bucket.publish()
         assert first.parameter.grad.tolist() == [[0, 0, 1], [0, 0, 0]]
         assert second.parameter.grad.tolist() == [0, 0, 0, 1]
 
@@ -240,6 +258,7 @@ class TestLending:
         theirs = first[1]
         collect_all(bucket)
         bucket.assign([Sparse(torch.ones(1), torch.tensor([3]), 10)], divisor=1)
+        bucket.publish()
         assert theirs.tolist() == [2.0] * 3
         assert bucket.members[0].parameter.grad.tolist() == [[0, 0, 0], [1, 0, 0]]
         assert bucket.pieces[1].data_ptr() == second.data_ptr()
@@ -249,7 +268,54 @@ class TestLending:
             bucket = lending()
             collect_all(bucket)
             assert len(bucket.pieces) == 1
-        assert addresses(bucket)[0] == bucket.gradient.data_ptr()
+        assert bucket.pieces[0].data_ptr() == bucket.gradient.data_ptr()
+
+
+def released(bucket):
+    bucket.zero()
+    return [None] * len(bucket.members)
+
+
+def zeroed(bucket):
+    bucket.zero(set_to_none=False)
+    return [member.parameter.grad for member in bucket.members]
+
+
+class TestPublishing:
+    """docs/failures.md, row 11: ``publish`` alone writes results to ``.grad``."""
+
+    @pytest.mark.parametrize('make', [two, lambda: lending()], ids=['copied', 'lent'])
+    @pytest.mark.parametrize('is_dense', [True, False])
+    @pytest.mark.parametrize('prepare', [released, zeroed])
+    def test_what_is_written_to_the_gradients_before_does_not_reach_the_result(
+        self, make, is_dense, prepare
+    ):
+        bucket, result = make(), torch.arange(10.0)
+        for step in range(3):
+            prepare(bucket)
+            sum(member.parameter.sum() for member in bucket.members).backward()
+            collect_all(bucket)
+            total = bucket.copy_to_total(result) if is_dense else result
+            indices = None if is_dense else torch.arange(10)
+            bucket.assign([Sparse(total, indices, 10)], divisor=1)
+            for member in bucket.members:
+                member.parameter.grad.data.fill_(step + 100)
+            assert bucket.touched() == []
+            bucket.publish()
+            found = torch.cat([member.parameter.grad.flatten() for member in bucket.members])
+            assert torch.equal(found, result)
+
+    @pytest.mark.parametrize('make', [two, lambda: lending()], ids=['copied', 'lent'])
+    def test_changes_that_show_are_noted(self, make):
+        bucket = make()
+        bucket.zero()
+        sum(member.parameter.sum() for member in bucket.members).backward()
+        collect_all(bucket)
+        bucket.assign([Sparse(torch.ones(1), torch.tensor([1]), 10)], divisor=1)
+        bucket.members[1].parameter.grad.mul_(2)
+        bucket.publish()
+        bucket.members[0].parameter.grad.mul_(2)
+        assert bucket.touched() == ['b']
 
 
 class TestHyperparameters:

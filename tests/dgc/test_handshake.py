@@ -144,6 +144,40 @@ def test_running_statistics_are_averaged_and_counts_are_not():
     assert results == [[[1.0, 2.0], 5 + rank, [[3.0]]] for rank in range(3)]
 
 
+@pytest.mark.parametrize('ranks', [2, 3])
+@pytest.mark.parametrize(
+    ('dtype', 'value'),
+    [
+        (torch.float64, 16_777_217.0),  # 2^24 + 1, which float32 does not hold
+        (torch.float64, 1e300),
+        (torch.float64, torch.finfo(torch.float64).max),
+        (torch.float32, torch.finfo(torch.float32).max),
+        (torch.float16, torch.finfo(torch.float16).max),
+        (torch.bfloat16, -torch.finfo(torch.bfloat16).max),
+    ],
+)
+def test_a_mean_of_equal_numbers_is_that_number(dtype, value, ranks):
+    """docs/failures.md, row 8: in float64, and without an overflow of the sum."""
+
+    def worker(engine):
+        tensors = [torch.tensor([value], dtype=dtype), torch.tensor([1.0])]
+        average_tensors(engine, tensors)
+        assert tensors[0].dtype == dtype
+        return tensors[0].item(), tensors[1].item()
+
+    assert dgc.simulate(ranks, worker) == [(value, 1.0)] * ranks
+
+
+def test_what_is_not_finite_stays_so():
+    def worker(engine):
+        tensor = torch.tensor([torch.inf if engine.rank else 1.0, torch.nan], dtype=torch.float64)
+        average_tensors(engine, [tensor])
+        return tensor
+
+    for found in dgc.simulate(2, worker):
+        assert found[0] == torch.inf and found[1].isnan()
+
+
 def test_averaging_nothing_and_alone_is_quiet():
     engine, statistic = LocalEngine(), torch.tensor([2.0])
     average_tensors(engine, [])

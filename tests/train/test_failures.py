@@ -70,8 +70,22 @@ def test_a_gradient_that_is_not_finite_stops_all_with_one_line(tmp_path, rank, s
     (line,) = done.complaints
     assert line.startswith(f'train.py: rank {rank}: not finite: gradient of ')
     assert 'hidden.weight' in line
-    assert '--resume' in line
+    # docs/failures.md, row 21: in the first epoch there is no checkpoint.
+    assert 'start again: no epoch has been saved yet that --resume could' in line
     assert 'Traceback' not in done.output
+
+
+def test_once_an_epoch_is_saved_it_advises_to_resume(tmp_path):
+    """docs/failures.md, row 21."""
+    path = tmp_path / 'unlucky.py'
+    second_epoch = MODEL.replace('RANK', '1_000_003').replace('== 3', '> 0')
+    path.write_text(second_epoch.replace('ACTION', NAN))
+    words = ['--configs', 'configs/digits/cnn.py', str(path), *DIGITS[2:]]
+    words += ['--configs.train.batch_size=512', '--runs', str(tmp_path / 'runs')]
+    done = here(*words)
+    assert done.code == 3
+    (line,) = done.complaints
+    assert line.endswith('lower the learning rate or clip, then continue with --resume')
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from dgc import NonFiniteGradientError
 from dgc.engines import Patience
 from utils.build import Evaluated, Parts
 from utils.config import Config
@@ -59,3 +60,20 @@ class Experiment:
         to."""
         source = self.source(folder).resolve()
         return self.resumes and folder.resolve() in (source, source.parent)  # of its checkpoints
+
+
+def with_remedy(error: NonFiniteGradientError, has_checkpoint: bool) -> NonFiniteGradientError:
+    """Return the same error with what to do about it.
+
+    Args:
+        error: Of a step that stopped training.
+        has_checkpoint: Whether the run has saved an epoch, from which it can continue.
+    """
+    then = (
+        'continue with --resume'
+        if has_checkpoint
+        else 'start again: no epoch has been saved yet that --resume could continue from'
+    )
+    return NonFiniteGradientError(
+        f'{error}: lower the learning rate or clip, then {then}', error.rank
+    )

@@ -49,7 +49,7 @@ from utils.cli import Refused
 from utils.config import ConfigError
 from utils.data import Until
 from utils.progress import STEPS_BETWEEN_LOSSES, say
-from utils.training.experiment import Experiment
+from utils.training.experiment import Experiment, with_remedy
 from utils.training.server import ServerProcess
 
 Datasets = dict[str, Dataset]
@@ -228,7 +228,8 @@ def train(
             try:
                 numbers = experiment.train_epoch(parts, experiment.configs, epoch, log)
             except NonFiniteGradientError as error:  # no other rank has seen it
-                raise NonFiniteGradientError(str(error), detect().rank) from error
+                seen = NonFiniteGradientError(str(error), detect().rank)
+                raise with_remedy(seen, has_checkpoint=True) from error  # that of the server
             log.epoch(epoch, numbers)
         if by_hand:
             print(f'worker {optimizer.slot}: all updates have been made', flush=True)

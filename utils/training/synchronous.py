@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dgc import Engine, engines
+from dgc import Engine, NonFiniteGradientError, engines
 from dgc.handshake import check_agreement, shake_hands
 from dgc.parameter_server import WorkerOptimizer
 from utils.agree import agreed
@@ -13,7 +13,7 @@ from utils.checkpoint import Checkpoints, restore
 from utils.config import ConfigError
 from utils.log import start_log
 from utils.progress import closing_table, say
-from utils.training.experiment import Experiment
+from utils.training.experiment import Experiment, with_remedy
 
 
 class Synchronous:
@@ -66,7 +66,10 @@ def run_rank(engine: Engine, experiment: Experiment) -> None:
     log = start_log(folder, parts, configs, first if experiment.continues(folder) else None)
     checkpoints = Checkpoints(folder / 'checkpoints', engine.rank, engine.size)
     for epoch in range(first, configs.train.num_epochs):
-        numbers = experiment.train_epoch(parts, configs, epoch, log)
+        try:
+            numbers = experiment.train_epoch(parts, configs, epoch, log)
+        except NonFiniteGradientError as error:
+            raise with_remedy(error, bool(checkpoints.epochs())) from error
         with optimizer.agreed_parameters():
             numbers.update(experiment.evaluate(parts, configs))
             check_agreement(engine, parts.model.parameters())
