@@ -59,7 +59,8 @@ class ImageFiles(Dataset[tuple[Any, int]]):
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         for step in range(len(self)):
-            path, place = self.samples[(index + step) % len(self)]
+            # IndexError for an index out of range: it ends a loop over the dataset.
+            path, place = self.samples[(index + step) % len(self) if step else index]
             try:
                 return self.transform(self._load(path)), place
             except DatasetError as error:
