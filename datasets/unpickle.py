@@ -106,8 +106,11 @@ ALLOWED = {
 }
 
 
-class _Unpickler(pickle._Unpickler):
-    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
+_InPython: Any = pickle._Unpickler  # type stubs lack its methods
+
+
+class _Unpickler(_InPython):
+    dispatch: ClassVar[dict[int, Any]] = dict(_InPython.dispatch)
 
     def find_class(self, module: str, name: str) -> Any:
         try:

@@ -10,7 +10,9 @@ from dgc.parameter_server import WorkerOptimizer
 from utils.agree import agreed
 from utils.build import aspects, build, threads
 from utils.checkpoint import Checkpoints, restore
+from utils.cli import Stopped
 from utils.config import ConfigError
+from utils.data import build_datasets
 from utils.log import start_log
 from utils.progress import closing_table, say
 from utils.training.experiment import Experiment
@@ -41,7 +43,7 @@ def run_rank(engine: Engine, experiment: Experiment) -> None:
     torch.set_num_threads(threads(configs.data.num_threads_per_worker, engine.local_size))
     folder = experiment.folder(engine.size)
     with agreed(engine, device):  # before the handshake: one machine may lack the dataset
-        datasets = configs.dataset.build()
+        datasets = build_datasets(configs)
     shake_hands(engine, aspects(configs, datasets), device)
     with agreed(engine, device):
         parts = build(configs, datasets, engine, device)
@@ -72,9 +74,11 @@ def run_rank(engine: Engine, experiment: Experiment) -> None:
         metric = numbers[configs.train.metric]
         improved = best is None or metric > best
         best = metric if improved else best
-        log.epoch(epoch, numbers)
-        checkpoints.save(epoch, {**parts.state_dict(), 'epoch': epoch, 'best': best})
-        engine.barrier()  # an older epoch is removed only once every rank has saved this one
-        checkpoints.finish(epoch, improved)
+        with agreed(engine, device, Stopped):  # a disk may be full on one machine
+            log.epoch(epoch, numbers)
+            checkpoints.save(epoch, {**parts.state_dict(), 'epoch': epoch, 'best': best})
+        # An older epoch is removed only once every rank has saved this one.
+        with agreed(engine, device, Stopped):
+            checkpoints.finish(epoch, improved)
     log.close()
     closing_table(folder, configs, engine)
