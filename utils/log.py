@@ -134,6 +134,10 @@ class RunLog:
         """Write what is buffered and release the folder."""
         if self._writes:
             self._curves.close()
+        self.release()
+
+    def release(self) -> None:
+        """Let another run write the folder; also after an error, when nothing can be written."""
         if self._held is not None:
             self._held.close()
 
