@@ -10,6 +10,7 @@ from utils.cli import (
     OPTIONS,
     STOPPED,
     Refused,
+    end,
     end_at_once,
     give_up,
     interrupted,
@@ -30,6 +31,7 @@ from dgc.handshake import AgreementError
 from utils.allocator import keep_freed_memory
 from utils.build import Evaluated, Parts, choose_device, seed_everything
 from utils.config import Config, ConfigError, load
+from utils.failures import fail
 from utils.listing import listing
 from utils.log import Log
 from utils.progress import LossCurve, PhaseTimer, progress_bar
@@ -55,7 +57,7 @@ def main(arguments: Namespace, overrides: list[str]) -> int:
         mode = configs.train.distribution.build()
         mode.run(Experiment(arguments, configs, device, train_epoch, evaluate))
     except Refused as error:  # raised on all ranks; one of them prints
-        return give_up(BAD_INPUT, str(error), launcher.size == 1 or launcher.rank == error.rank)
+        return give_up(error.code, str(error), launcher.size == 1 or launcher.rank == error.rank)
     except StalledError as error:  # before EngineError, which it is
         end_at_once(give_up(STOPPED, f'{error}: --resume continues', launcher.rank == error.rank))
     except (ConfigError, EngineError) as error:  # one rank per machine prints: files may differ
@@ -67,6 +69,8 @@ def main(arguments: Namespace, overrides: list[str]) -> int:
         return give_up(STOPPED, str(error), launcher.size == 1 or launcher.rank == error.rank)
     except KeyboardInterrupt:
         interrupted(launcher.rank == 0)
+    except Exception as error:  # of this rank alone
+        return fail(error, launcher.rank)
     return 0
 
 
@@ -117,4 +121,4 @@ def evaluate(parts: Evaluated, configs: Config) -> dict[str, float]:
 
 
 if __name__ == '__main__':
-    sys.exit(main(ARGUMENTS, OVERRIDES))
+    end(main(ARGUMENTS, OVERRIDES))

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset
 
 from datasets.errors import DatasetError
+from datasets.image_files import ImageFiles
 
 __all__ = ['ImageNet']
 
@@ -19,14 +20,25 @@ class ImageNet(dict[str, Dataset]):
 
     Args:
         root: Folder of train/<class>/ and val/<class>/.
-        num_classes: Number of classes to use, from the first folder name on.
+        num_classes: Number of folders in train/ and in val/; hidden ones (.name) are ignored.
         image_size: Side of the cropped images, in pixels.
+        subset: Whether to use only the first num_classes folders by name, where there are more.
+        skip_broken: Whether a training image that cannot be read is replaced by the next one, with
+            a line that names it; otherwise it ends the run. Test images are never replaced.
 
     Raises:
-        DatasetError: If the folders are missing or hold other classes.
+        DatasetError: If the folders are missing or hold other classes; from a sample, if its image
+            cannot be read.
     """
 
-    def __init__(self, root: str, num_classes: int = 1000, image_size: int = 224) -> None:
+    def __init__(
+        self,
+        root: str,
+        num_classes: int = 1000,
+        image_size: int = 224,
+        subset: bool = False,
+        skip_broken: bool = False,
+    ) -> None:
         # torchvision takes a second to import, and the other datasets hardly need it.
         from torchvision import transforms
 
@@ -45,33 +57,20 @@ class ImageNet(dict[str, Dataset]):
                 *to_tensor,
             ]
         )
-        folders = [
-            _folder(root, name, transform) for name, transform in (('train', train), ('val', test))
-        ]
-        if folders[0].classes != folders[1].classes:
-            raise DatasetError.about(
-                'root',
-                root,
-                'train and val hold different classes',
-                'give both one folder for each class',
-            )
-        if len(folders[0].classes) < num_classes:
-            raise DatasetError.about(
-                'num_classes',
-                num_classes,
-                f'{root} holds {len(folders[0].classes)} classes',
-                'choose as many, or point configs.dataset.root elsewhere',
-            )
-        train_split, test_split = (_first_classes(folder, num_classes) for folder in folders)
-        super().__init__(train=train_split, test=test_split)
+        splits = {
+            'train': _read(root, 'train', train, skip_broken),
+            'test': _read(root, 'val', test, skip_broken=False),
+        }
+        _check_classes(root, num_classes, subset, splits['train'].classes, splits['test'].classes)
+        for split in splits.values():
+            split.keep_classes(num_classes)
+        super().__init__(splits)
 
 
-def _folder(root: str, name: str, transform: Callable[..., Any]) -> Any:
-    """torchvision's ImageFolder. Raises DatasetError, with a remedy, if it cannot be read."""
-    from torchvision.datasets import ImageFolder
-
+def _read(root: str, name: str, transform: Callable[[Any], Any], skip_broken: bool) -> ImageFiles:
+    """The images of a split. Raises DatasetError, with a remedy, if there are none."""
     try:
-        return ImageFolder(Path(root).expanduser() / name, transform)
+        return ImageFiles(Path(root).expanduser() / name, transform, skip_broken)
     except OSError as error:
         raise DatasetError.about(
             'root',
@@ -81,6 +80,25 @@ def _folder(root: str, name: str, transform: Callable[..., Any]) -> Any:
         ) from error
 
 
-def _first_classes(folder: Any, num_classes: int) -> Dataset:
-    """The images of the first classes, which come first in an ImageFolder."""
-    return Subset(folder, range(sum(target < num_classes for target in folder.targets)))
+def _check_classes(
+    root: str, num_classes: int, subset: bool, train: list[str], val: list[str]
+) -> None:
+    """Raise DatasetError unless both splits have the same classes, as many as are configured."""
+    if train != val:
+        name = min(set(train) ^ set(val))
+        raise DatasetError.about(
+            'root',
+            root,
+            f'train and val hold different classes ({len(train)} and {len(val)}; {name} is only '
+            f'in {"train" if name in train else "val"})',
+            'give both one folder for each class',
+        )
+    if len(train) < num_classes or (len(train) > num_classes and not subset):
+        first = f', or subset True for the first {num_classes}' if len(train) > num_classes else ''
+        raise DatasetError.about(
+            'num_classes',
+            num_classes,
+            f'{root} holds {len(train)} classes, {train[0]} to {train[-1]}',
+            f'set configs.dataset.num_classes {len(train)}{first}, or point configs.dataset.root '
+            'elsewhere',
+        )

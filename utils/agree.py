@@ -1,4 +1,4 @@
-"""Refusal of bad input on all ranks together."""
+"""Refusal of bad input, or the end of training, on all ranks together."""
 
 from __future__ import annotations
 
@@ -7,35 +7,38 @@ from contextlib import contextmanager
 
 import torch
 
-from datasets import DatasetError
 from dgc import Engine
+from dgc.engines import EngineError
 from dgc.handshake import gather_text
-from dgc.parameter_server import ServerError
-from utils.checkpoint import CheckpointError
 from utils.cli import Refused
-from utils.config import ConfigError
+from utils.failures import report
 
-REFUSALS = (ConfigError, DatasetError, CheckpointError, ServerError, ValueError, TypeError)
+LONGEST = 4096  # bytes of a message, with the lines of code that led to it
 
 
 @contextmanager
-def agreed(engine: Engine, device: torch.device) -> Iterator[None]:
-    """Run the block on every rank, and refuse its input on all ranks if one of them does.
+def agreed(
+    engine: Engine, device: torch.device, refusal: type[Refused] = Refused
+) -> Iterator[None]:
+    """Run the block on every rank, and raise ``refusal`` on all ranks if one of them fails.
 
     A collective at the end of the block: a rank that raised alone would leave the others waiting.
+    An EngineError passes through: ranks raise it together, or cannot reach each other any more.
 
     Raises:
-        Refused: On every rank, with the message of the lowest rank that raised one of REFUSALS.
+        Refused: On every rank, with the report about the lowest rank that raised an exception.
     """
     own_message = ''
     try:
         yield
-    except REFUSALS as error:
-        own_message = ' '.join(str(error).split()) or type(error).__name__
-    messages = gather_text(engine, own_message, device, limit=1024)
+    except EngineError:
+        raise
+    except Exception as error:
+        own_message = report(error)
+    messages = gather_text(engine, own_message, device, limit=LONGEST)
     if not any(messages):
         return
     first = next(rank for rank, text in enumerate(messages) if text)
     everywhere = all(text == messages[first] for text in messages)
     where = '' if everywhere else f'rank {first}: '
-    raise Refused(where + messages[first], rank=first)
+    raise refusal(where + messages[first], rank=first)

@@ -10,7 +10,7 @@ its own copy of everything else.
 from __future__ import annotations
 
 import json
-import os
+import logging
 import pickle
 import re
 import textwrap
@@ -24,9 +24,12 @@ import torch
 from dgc.handshake import gather_text
 from dgc.saved_state import merge_states
 from utils.build import Evaluated
+from utils.files import replacing
 
 NAME = re.compile(r'e(\d+)\.r(\d+)of(\d+)\.pth')
 KEEP_EPOCHS = 3  # besides the best one
+
+log = logging.getLogger(__name__)
 
 
 class CheckpointError(RuntimeError):
@@ -50,13 +53,12 @@ def file_name(epoch: int, rank: int, size: int) -> str:
 
 
 def save_whole(state: dict[str, Any], target: Path) -> None:
-    """Write ``state`` to ``target``, atomically: a process killed meanwhile leaves the old file."""
-    partial = target.with_suffix('.partial')
-    with partial.open('wb') as file:
+    """Write ``state`` to ``target``, atomically: a process killed meanwhile leaves the old file.
+
+    Raises WriteError if it cannot be written.
+    """
+    with replacing(target, target.with_suffix('.partial')) as file:
         torch.save(plain(state), file)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(target)
 
 
 def load_whole(path: Path, remedy: str) -> dict[str, Any]:
@@ -84,17 +86,21 @@ class Checkpoints:
         """Record whether ``epoch``, saved by all ranks, is the best, and remove older epochs."""
         if best:  # on every rank, since the others may not see the disk of rank 0
             partial = self.folder / f'best.r{self.rank}.partial'
-            partial.write_text(f'{epoch}\n')
-            partial.replace(self.folder / 'best.txt')
+            with replacing(self.folder / 'best.txt', partial) as file:
+                file.write(f'{epoch}\n'.encode())
         keep = set(range(epoch - KEEP_EPOCHS + 1, epoch + 1)) | {epoch if best else self.best()}
         for path, saved_epoch, rank, size in self._files():
             if (rank, size) == (self.rank, self.size) and saved_epoch not in keep:
                 path.unlink()
 
     def best(self) -> int | None:
-        """The epoch with the best metric, if one was recorded."""
+        """The epoch with the best metric, if one was recorded and can be read."""
         path = self.folder / 'best.txt'
-        return int(path.read_text()) if path.is_file() else None
+        text = path.read_text(errors='replace').strip() if path.is_file() else None
+        if text is None or (text.isascii() and text.isdigit()):
+            return None if text is None else int(text)
+        log.warning('%s names no epoch (%.20r): it is not used', path, text)
+        return None
 
     def epochs(self, model_only: bool = False) -> dict[int, int]:
         """The epochs from which this rank can continue, and the number of ranks that saved each.

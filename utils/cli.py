@@ -6,6 +6,7 @@ Nothing heavy is imported here: the command line is parsed before torch is impor
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import logging
 import os
@@ -18,6 +19,7 @@ from typing import NoReturn
 from utils.config import ConfigError
 from utils.config.loading import check_exists
 
+FAILED = 1  # exit code: an error in the code of a model, of data, or of this program
 BAD_INPUT = 2  # exit code
 STOPPED = 3  # exit code: training cannot continue
 INTERRUPTED = 130  # exit code, as of a shell after Ctrl-C
@@ -69,25 +71,54 @@ class Refused(Exception):
 
     Attributes:
         rank: The rank that prints the message.
+        code: The exit code.
     """
+
+    code = BAD_INPUT
 
     def __init__(self, message: str, rank: int = 0) -> None:
         super().__init__(message)
         self.rank = rank
 
 
+class Stopped(Refused):
+    """Training that cannot continue, ended by all ranks at once."""
+
+    code = STOPPED
+
+
 def give_up(code: int, message: str, prints: bool) -> int:
-    """Print the one line that says why the program ends, if this rank prints; returns ``code``.
+    """Print the line that says why the program ends, if this rank prints; returns ``code``.
 
     Launchers end all ranks as soon as one has failed, so the other ranks wait until the message is
     printed.
     """
     if prints:
         start = '\n' if code == STOPPED else ''  # the cursor may be behind a progress bar
-        print(f'{start}train.py: {message}', file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # the disk under a log file may be full
+            print(f'{start}train.py: {message}', file=sys.stderr, flush=True)
     else:
         time.sleep(PATIENCE)
     return code
+
+
+def flush(code: int) -> int:
+    """Write what is buffered; returns ``code``, or STOPPED in place of 0 where that fails."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            code = code or STOPPED
+    return code
+
+
+def end(code: int) -> NoReturn:
+    """End the process with ``code``, also where its output cannot be written any more.
+
+    Python would write what is buffered once more, print a traceback, and end with code 120.
+    """
+    sys.exit(flush(code))
 
 
 def end_at_once(code: int) -> NoReturn:
@@ -95,9 +126,7 @@ def end_at_once(code: int) -> NoReturn:
 
     Checkpoints on disk are complete.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    os._exit(flush(code))
 
 
 def interrupted(prints: bool) -> NoReturn:

@@ -2,11 +2,130 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sized
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
+
+from datasets import DatasetError
+from utils.config import Config
+
+SPLITS = "{'train': …, 'test': …}"
+PAIR = '(input, target), both of them tensors, arrays or numbers'
+
+
+class SampleError(DatasetError):
+    """A sample that cannot be read. Its cause is the exception that the data set raised."""
+
+
+class Located(Dataset[Any]):
+    """The samples of a data set, whose exceptions name the split and the sample."""
+
+    def __init__(self, dataset: Any, split: str) -> None:
+        self.dataset = dataset
+        self.split = split
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        try:
+            return self.dataset[index]
+        except DatasetError:  # names the file
+            raise
+        except Exception as error:
+            raise SampleError(
+                f'configs.dataset: sample {index} of {self.split!r} cannot be read: '
+                f'{type(error).__name__}: {" ".join(str(error).split())}'
+            ) from error
+
+    @property
+    def __getitems__(self) -> Callable[[list[int]], Any] | None:
+        """For a DataLoader, which asks for a whole batch where the data set can give one."""
+        several = getattr(self.dataset, '__getitems__', None)
+        return several and partial(self._batch, several)
+
+    def _batch(self, several: Callable[[list[int]], Any], indices: list[int]) -> Any:
+        try:
+            return several(indices)
+        except DatasetError:
+            raise
+        except Exception:
+            for index in indices:
+                self[index]  # raises SampleError, if the sample is broken by itself
+            raise
+
+
+def build_datasets(configs: Config) -> dict[str, Dataset]:
+    """The data of ``configs.dataset`` by split.
+
+    The first sample of each split is read, on a copy of the data set: one that opens its file with
+    its first sample must not share it with the processes that load data.
+
+    Raises:
+        DatasetError: If it is no dictionary of data sets with a split 'train', a split is empty, or
+            a sample is not a pair of what becomes tensors.
+    """
+    built = configs.dataset.build()
+    if not isinstance(built, Mapping):
+        raise DatasetError(
+            f'configs.dataset: it is a {type(built).__name__}; return a dictionary, {SPLITS}'
+        )
+    if 'train' not in built:
+        names = ', '.join(map(repr, built)) or 'none'
+        raise DatasetError(
+            f"configs.dataset: there is no split 'train', only {names}; return {SPLITS}"
+        )
+    for split, dataset in built.items():
+        if isinstance(dataset, IterableDataset) or not (
+            hasattr(dataset, '__len__') and hasattr(dataset, '__getitem__')
+        ):
+            raise DatasetError(
+                f'configs.dataset: {split!r} is a {type(dataset).__name__}, which has no length '
+                'or no samples by number, so that ranks cannot share it; return a '
+                'torch.utils.data.Dataset'
+            )
+        if not len(dataset):
+            raise DatasetError(f'configs.dataset: {split!r} has no samples; leave it out')
+        check_sample(dataset, split)
+    return {split: Located(dataset, split) for split, dataset in built.items()}
+
+
+def check_sample(dataset: Any, split: str) -> None:
+    """Raise DatasetError unless the first sample is a pair of what becomes tensors."""
+    with contextlib.suppress(Exception):  # what cannot be copied is read itself
+        dataset = copy.copy(dataset)
+    sample = Located(dataset, split)[0]
+    try:
+        batch = default_collate([sample])
+    except (TypeError, RuntimeError):
+        batch = None
+    pair = isinstance(batch, Sequence) and len(batch) == 2
+    if not (pair and all(isinstance(part, Tensor) for part in batch)):
+        shown = type(sample).__name__
+        if isinstance(sample, Sequence) and not isinstance(sample, str):
+            shown = f'({", ".join(type(part).__name__ for part in sample)})'
+        raise DatasetError(
+            f'configs.dataset: a sample of {split!r} is {shown}, and must be {PAIR}; for images '
+            'add torchvision.transforms.ToTensor()'
+        )
+
+
+def collate(samples: list[Any]) -> Any:
+    """The batch of some samples. Raises DatasetError where they do not fit together."""
+    try:
+        return default_collate(samples)
+    except (TypeError, RuntimeError) as error:
+        shapes = {str([tuple(getattr(part, 'shape', ())) for part in sample]) for sample in samples}
+        raise DatasetError(
+            f'configs.dataset: samples of one batch have different shapes or types '
+            f'({" and ".join(sorted(shapes)[:3])}); give them all the same, with a transform'
+        ) from error
 
 
 class TrainShare(Sampler[int]):
@@ -72,6 +191,7 @@ def train_loader(
     loader = DataLoader(
         dataset,
         batch,
+        collate_fn=collate,
         sampler=share,
         drop_last=True,
         num_workers=processes,
@@ -86,4 +206,4 @@ def evaluation_loader(
 ) -> DataLoader:
     """A loader of each sample on one rank. Shares may differ by one: use no collectives in it."""
     share = range(rank, len(dataset), size)  # type: ignore[arg-type]
-    return DataLoader(dataset, batch, sampler=share, num_workers=processes)
+    return DataLoader(dataset, batch, collate_fn=collate, sampler=share, num_workers=processes)

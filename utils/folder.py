@@ -5,12 +5,16 @@ from __future__ import annotations
 import fcntl
 import itertools
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from utils.config import Config, ConfigError
+
+LOCK = '.lock'  # the file in a run folder that its run holds locked
+ATTEMPTS = 100  # at a lock, while other jobs rename the folder
 
 log = logging.getLogger(__name__)
 
@@ -42,35 +46,56 @@ def prepare_folder(folder: Path, configs: Config, about: str, moves_aside: bool)
         ConfigError: If the folder cannot be written, or another run writes there.
     """
     with writing(folder):
-        if moves_aside and folder.exists():
-            claim(folder).close()
-            print(f'an earlier run of this name was renamed to {move_aside(folder)}', flush=True)
-        folder.mkdir(parents=True, exist_ok=True)
         held = claim(folder)
+        if moves_aside and any(path.name != LOCK for path in folder.iterdir()):
+            # The lock on the earlier folder is held until the new one is locked: another job that
+            # starts now finds the one or the other locked, and moves neither.
+            with held:
+                moved = move_aside(folder)
+                held = claim(folder)
+            print(f'an earlier run of this name was renamed to {moved}', flush=True)
         (folder / 'config.txt').write_text(f'{configs}\n')
         (folder / 'environment.txt').write_text(about)
     return held
 
 
 def claim(folder: Path) -> IO[str]:
-    """Lock the folder until the returned file is closed or the process ends.
+    """Create the folder if necessary, and lock it until the returned file is closed or the process
+    ends.
 
     Raises ConfigError if another run holds the lock: two runs would overwrite each other's
     checkpoints.
     """
-    lock = (folder / '.lock').open('w')
+    for _ in range(ATTEMPTS):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = (folder / LOCK).open('w')
+        except FileNotFoundError:  # another job has just renamed the folder
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            break
+        except OSError as error:
+            log.warning(
+                '%s cannot be locked (%s): do not start a second run there', folder, error.strerror
+            )
+            return lock
+        if is_at(lock, folder / LOCK):
+            return lock
+        lock.close()  # that of a folder which another job has renamed since it was opened
+    raise ConfigError(
+        f'another run is writing {folder}: give this one a --suffix, or end the other'
+    )
+
+
+def is_at(file: IO[str], path: Path) -> bool:
+    """Whether ``path`` still names the open file."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        raise ConfigError(
-            f'another run is writing {folder}: give this one a --suffix, or end the other'
-        ) from None
-    except OSError as error:
-        log.warning(
-            '%s cannot be locked (%s): do not start a second run there', folder, error.strerror
-        )
-    return lock
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def move_aside(folder: Path) -> Path:

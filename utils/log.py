@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import platform
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Protocol
 
 import torch
-from tensorboardX import SummaryWriter
 
 from dgc.composition import Composition
 from dgc.engines import detect
@@ -20,7 +20,11 @@ from dgc.handshake import gather_text
 from utils.agree import agreed
 from utils.build import Parts
 from utils.config import Config
-from utils.folder import check_writable, prepare_folder
+from utils.curves import Curves
+from utils.files import replacing, saving
+from utils.folder import check_writable, prepare_folder, writing
+
+log = logging.getLogger(__name__)
 
 
 class Log(Protocol):
@@ -45,14 +49,13 @@ class Metrics:
     def __init__(self, path: Path, resumed_at: int | None = None) -> None:
         self._path = path
         if resumed_at is not None and path.is_file():
-            lines = path.read_text().splitlines(keepends=True)
-            complete = [line for line in lines if line.endswith('\n')]  # a kill may cut the last
-            kept = [line for line in complete if json.loads(line)['epoch'] < resumed_at]
-            path.write_text(''.join(kept))
+            kept = [line for line, numbers in metrics_lines(path) if numbers['epoch'] < resumed_at]
+            with replacing(path) as file:
+                file.write(''.join(f'{line}\n' for line in kept).encode())
 
     def append(self, numbers: Mapping[str, float]) -> None:
         """Write a line, and print its losses and accuracies."""
-        with self._path.open('a') as file:
+        with saving(self._path), self._path.open('a') as file:
             file.write(json.dumps(dict(numbers)) + '\n')
         shown = {k: v for k, v in numbers.items() if k.startswith(('loss/', 'acc/'))}
         text = ', '.join(f'{k} {v:.4g}' for k, v in shown.items())
@@ -60,9 +63,25 @@ class Metrics:
 
     def read(self) -> list[dict[str, float]]:
         """The numbers of all epochs so far."""
-        if not self._path.is_file():
-            return []
-        return [json.loads(line) for line in self._path.read_text().splitlines()]
+        return [numbers for _, numbers in metrics_lines(self._path)]
+
+
+def metrics_lines(path: Path) -> Iterator[tuple[str, dict[str, float]]]:
+    """The lines of metrics.jsonl and their numbers; none where there is no file.
+
+    A line that is cut, as by a kill, or damaged is skipped with a warning.
+    """
+    lines = path.read_text(errors='replace').split('\n') if path.is_file() else ['']
+    last = lines.pop()  # '' behind the last line feed
+    for number, line in enumerate([*lines, last] if last else lines, 1):
+        try:
+            numbers = json.loads(line)
+        except ValueError:
+            numbers = None
+        if isinstance(numbers, dict) and type(numbers.get('epoch')) is int:
+            yield line, numbers
+        else:
+            log.warning('%s: line %d is damaged (%.20r), and is skipped', path, number, line)
 
 
 class RunLog:
@@ -89,17 +108,16 @@ class RunLog:
         self._samples_per_epoch = parts.samples_per_step * len(parts.loaders['train'])
         if not self._writes:
             return
-        folder.mkdir(parents=True, exist_ok=True)
         self._metrics = Metrics(folder / 'metrics.jsonl', resumed_at)
         purge = None if resumed_at is None else resumed_at * self._samples_per_epoch + 1
         # Event files are named by the second; the suffix keeps a resumed run from reusing a name.
         suffix = '' if resumed_at is None else f'.e{resumed_at:04d}'
-        self._writer = SummaryWriter(str(folder), purge_step=purge, filename_suffix=suffix)
+        self._curves = Curves(folder, purge, suffix)
 
     def step(self, name: str, value: float, step: int) -> None:
         """Add a point to a TensorBoard curve, against the samples of all workers so far."""
         if self._writes:
-            self._writer.add_scalar(name, value, (step + 1) * self._samples_per_step)
+            self._curves.add(name, value, (step + 1) * self._samples_per_step)
 
     def epoch(self, epoch: int, numbers: Mapping[str, float]) -> None:
         """Write a line of metrics.jsonl, and add a point to each curve."""
@@ -108,14 +126,18 @@ class RunLog:
         samples = (epoch + 1) * self._samples_per_epoch
         for name, value in numbers.items():
             if name != 'loss/train':  # which has a point for each step
-                self._writer.add_scalar(name, value, samples)
-        self._writer.flush()
+                self._curves.add(name, value, samples)
+        self._curves.flush()
         self._metrics.append({'epoch': epoch, 'samples': samples, **numbers})
 
     def close(self) -> None:
         """Write what is buffered and release the folder."""
         if self._writes:
-            self._writer.close()
+            self._curves.close()
+        self.release()
+
+    def release(self) -> None:
+        """Let another run write the folder; also after an error, when nothing can be written."""
         if self._held is not None:
             self._held.close()
 
@@ -141,14 +163,18 @@ def start_log(folder: Path, parts: Parts, configs: Config, resumed_at: int | Non
             held = prepare_folder(folder, configs, about, moves_aside=resumed_at is None)
     with agreed(engine, parts.device):  # on every machine, after rank 0 has renamed an old folder
         check_writable(folder, engine.rank)
-    if engine.rank == 0:
+    with agreed(engine, parts.device):
         plan = parts.optimizer.plan
-        plan.save(folder / 'plan.json')
-        (folder / 'plan.txt').write_text(f'{plan.summary()}\n{plan.table()}\n')
+        if engine.rank == 0:
+            with writing(folder):
+                plan.save(folder / 'plan.json')
+                (folder / 'plan.txt').write_text(f'{plan.summary()}\n{plan.table()}\n')
+        run_log = RunLog(folder, parts, resumed_at, held)
+    if engine.rank == 0:
         print(f'{folder}\n{cost(parts)}', flush=True)
         if plan.predicted:
             print(plan.summary(), flush=True)
-    return RunLog(folder, parts, resumed_at, held)
+    return run_log
 
 
 def cost(parts: Parts) -> str:

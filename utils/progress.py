@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterable
@@ -18,7 +17,7 @@ from dgc import Engine
 from dgc.reducer import Progress
 from utils.build import Parts
 from utils.config import Config
-from utils.log import Log
+from utils.log import Log, metrics_lines
 
 STEPS_BETWEEN_LOSSES = 50
 
@@ -109,14 +108,12 @@ class PhaseTimer:
 
 def closing_table(folder: Path, configs: Config, engine: Engine) -> None:
     """Print a summary of the run, on rank 0."""
-    metrics = folder / 'metrics.jsonl'
-    exists = engine.rank == 0 and metrics.is_file()
-    lines = metrics.read_text().splitlines() if exists else []
-    epochs = [json.loads(line) for line in lines]
+    lines = metrics_lines(folder / 'metrics.jsonl') if engine.rank == 0 else ()
+    metric = configs.train.metric
+    epochs = [numbers for _, numbers in lines if metric in numbers]
     if not epochs:
         return
-    metric = configs.train.metric
-    total = {name: sum(e[name] for e in epochs) for name in epochs[0] if '/' in name}
+    total = {name: sum(e.get(name, 0) for e in epochs) for name in epochs[-1] if '/' in name}
     rows = {
         metric: f'{epochs[-1][metric]:.2f} at the end, {max(e[metric] for e in epochs):.2f} best',
         'bytes sent': bytes_row(total),

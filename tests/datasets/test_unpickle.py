@@ -3,6 +3,8 @@
 import os
 import pickle
 import pickletools
+import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -104,3 +106,51 @@ def test_damaged_bytes_are_refused_or_read_but_raise_nothing_else(tmp_path):
 def test_anything_but_a_dictionary_is_refused(tmp_path):
     with pytest.raises(pickle.UnpicklingError, match='list'):
         load(written(tmp_path / 'file', [1]))
+
+
+def of_array(data: bytes) -> bytes:
+    """A dictionary with an array of bytes [2, 2] whose content is the opcode ``data``."""
+    return (
+        b'\x80\x02}U\x04datacnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85U\x01b'
+        b'tR(K\x01K\x02K\x02\x86cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R\x89' + data + b'tbs.'
+    )
+
+
+LARGE = (2**28).to_bytes(8, 'little')
+NESTED = b')' + b'2\x86' * 26  # a tuple of a tuple twice, and so on: 2^26 elements to hash
+AMPLIFIED = {  # a few bytes that ask for 256 MB, or for many seconds
+    'an index of the memo': b'\x80\x02}r\xff\xff\xff\x01.',
+    'a length of bytes': b'\x80\x05}\x8e' + LARGE + b'x.',
+    'a length of a bytearray': b'\x80\x05}\x96' + LARGE + b'x.',
+    'a length of a text': b'\x80\x05}\x8d' + LARGE + b'x.',
+    'a frame': b'\x80\x05\x95' + LARGE + b'}.',
+    'a number for the bytes of an array': of_array(b'J\xff\xff\xff\x0f'),
+    'nested tuples as a key': b'\x80\x02}' + NESTED + b'K\x01s.',
+    'nested tuples as a key of several': b'\x80\x02}(' + NESTED + b'K\x01u.',
+    'nested tuples as a key, protocol 0': b'(' + NESTED + b'K\x01d.',
+    'nested tuples in a set': b'\x80\x04\x8f(' + NESTED + b'\x90.',
+    'nested tuples as a type': b'\x80\x02cnumpy\ndtype\n' + NESTED + b'\x85R.',
+    'nested tuples as a byte order': (
+        b'\x80\x02cnumpy\ndtype\nU\x02u1\x85R(K\x03' + NESTED + b'tb.'
+    ),
+}
+READ = ('an index of the memo', 'a frame')  # only a name; and nothing is missing in the frame
+
+
+@pytest.mark.parametrize('name', AMPLIFIED)
+def test_memory_and_time_are_bounded_by_the_size_of_the_file(tmp_path, name):
+    """docs/failures.md, row 24."""
+    path = tmp_path / 'file'
+    path.write_bytes(AMPLIFIED[name])
+    tracemalloc.start()
+    begin = time.process_time()
+    try:
+        load(path)
+        refused = False
+    except pickle.UnpicklingError:
+        refused = True
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert refused == (name not in READ)
+    assert peak < 10e6 and time.process_time() - begin < 1

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import dgc
 from dgc.saved_state import merge_states
 from utils.checkpoint import CheckpointError, Checkpoints, plain, restore
+from utils.files import replacing
 
 
 def state(value: float, epoch: int = 0, best: float | None = None) -> dict:
@@ -236,3 +237,13 @@ def test_ranks_share_out_what_others_kept(tmp_path, old, new, kept):
     loaded = [Checkpoints(tmp_path, rank, new).load(7, old) for rank in range(new)]
     found = [velocity(one) if one['optimizer']['memory'] else None for one in loaded]
     assert found == [None if k is None else pytest.approx(k) for k in kept]
+
+
+def test_ctrl_c_in_the_middle_of_a_save_stays_ctrl_c(tmp_path):
+    """torch.save ends its archive after an interrupt too, and raises a RuntimeError there."""
+    with pytest.raises(KeyboardInterrupt), replacing(tmp_path / 'e0000.r0of1.pth'):
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError('unexpected pos 64 vs 0')
+    assert not list(tmp_path.iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -12,9 +13,14 @@ import torch
 
 import dgc
 from datasets import DatasetError
+from dgc.engines import EngineError
+from dgc.parameter_server import ServerError
 from utils.agree import agreed
-from utils.cli import PATIENCE, Refused, parse_arguments
+from utils.checkpoint import CheckpointError
+from utils.cli import PATIENCE, Refused, Stopped, parse_arguments
 from utils.config import ConfigError
+from utils.failures import report
+from utils.files import WriteError
 
 ROOT = Path(__file__).parents[2]
 
@@ -144,7 +150,7 @@ def test_without_an_error_no_rank_is_refused():
     assert refusals({}) == [None] * 3
 
 
-@pytest.mark.parametrize('kind', [ConfigError, DatasetError, ValueError, TypeError])
+@pytest.mark.parametrize('kind', [ConfigError, DatasetError, CheckpointError, ServerError])
 def test_an_error_of_one_rank_is_raised_on_all_and_names_it(kind):
     found = refusals({1: kind('no such folder'), 2: kind('neither here')})
     assert [str(refused) for refused in found] == ['rank 1: no such folder'] * 3
@@ -152,19 +158,73 @@ def test_an_error_of_one_rank_is_raised_on_all_and_names_it(kind):
 
 
 def test_an_error_of_all_ranks_names_no_rank():
-    found = refusals({rank: ValueError('bad') for rank in range(3)})
+    found = refusals({rank: ConfigError('bad') for rank in range(3)})
     assert [(str(refused), refused.rank) for refused in found] == [('bad', 0)] * 3
 
 
 def test_an_error_without_text_is_named_by_its_type():
-    assert str(refusals({0: ValueError()}, 1)[0]) == 'ValueError'
+    assert str(refusals({0: DatasetError()}, 1)[0]) == 'DatasetError'
 
 
 def test_an_error_of_several_lines_becomes_one_line():
-    found = refusals({0: ValueError('first\n  second')}, 1)
+    found = refusals({0: DatasetError('first\n  second')}, 1)
     assert str(found[0]) == 'first second'
 
 
-def test_other_exceptions_pass_through():
-    with pytest.raises(ZeroDivisionError):
-        refusals({0: ZeroDivisionError('1 / 0')}, 1)
+@pytest.mark.parametrize('kind', [ValueError, TypeError, KeyError, RuntimeError, OSError])
+def test_any_exception_of_the_users_code_is_one_line_and_the_place(kind):
+    """docs/failures.md, row 19."""
+    found = refusals({1: kind('not\nso')})
+    for refused in found:
+        line, place, code = str(refused).splitlines()
+        assert line.startswith(f'rank 1: {kind.__name__}: ') and 'so' in line
+        assert place.startswith(f'  File "{__file__}", line ') and place.endswith('in worker')
+        assert code == '    raise troubles[engine.rank]'
+
+
+def test_an_exception_of_ours_is_reported_with_its_last_frames():
+    """docs/failures.md, row 19."""
+    try:
+        json.loads('{')  # in a frame of the library, called by this one
+    except ValueError as error:
+        users = report(error)
+        error.__traceback__ = error.__traceback__.tb_next  # without this one
+        ours = report(error)
+        unexpected = report(RuntimeError('odd').with_traceback(error.__traceback__))
+    assert users.splitlines()[0].startswith('JSONDecodeError: Expecting property')
+    assert f'File "{__file__}"' in users
+    assert ours.startswith('Expecting property') and '\n' not in ours  # as of a refused setting
+    assert unexpected.startswith('RuntimeError: odd\n  File "') and 'decoder.py' in unexpected
+
+
+def test_an_exception_in_a_process_that_loads_data_is_one_line_and_the_place(tmp_path):
+    """docs/failures.md, row 19."""
+    path = tmp_path / 'mine.py'
+    path.write_text('raise ValueError(1)\n')
+    text = (
+        'Caught ValueError in DataLoader worker process 0.\n'
+        'Original Traceback (most recent call last):\n'
+        f'  File "{torch.__file__}", line 1, in fetch\n    data = self.dataset[0]\n'
+        f'  File "{path}", line 1, in __getitem__\n    raise ValueError(1)\n'
+        'ValueError: no such label\n'
+    )
+    line, place, code = report(ValueError(text)).splitlines()
+    assert line == 'ValueError: no such label'
+    assert place == f'  File "{path}", line 1, in __getitem__'
+    assert code == '    raise ValueError(1)'
+
+
+def test_the_end_of_training_is_agreed_like_bad_input():
+    def worker(engine: dgc.Engine) -> int:
+        try:
+            with agreed(engine, CPU, Stopped):
+                raise WriteError('full')
+        except Refused as refused:
+            return refused.code
+
+    assert dgc.simulate(2, worker) == [3, 3]
+
+
+def test_errors_of_the_engine_pass_through():
+    with pytest.raises(EngineError, match='gone'):
+        refusals({0: EngineError('gone')}, 1)

@@ -8,7 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from utils.data import TrainShare, evaluation_loader, train_loader
+from datasets import DatasetError
+from utils.config import Config
+from utils.data import (
+    Located,
+    SampleError,
+    TrainShare,
+    build_datasets,
+    collate,
+    evaluation_loader,
+    train_loader,
+)
 
 
 def dataset(size: int) -> TensorDataset:
@@ -92,3 +102,68 @@ def test_five_samples_on_three_ranks():
     loaders = [evaluation_loader(dataset(5), 2, rank, 3, 0) for rank in range(3)]
     batches = [[batch.tolist() for (batch,) in loader] for loader in loaders]
     assert batches == [[[0, 3]], [[1, 4]], [[2]]]
+
+
+# ---------------------------------------------------------------- data of one's own
+
+
+class Lazy(torch.utils.data.Dataset):
+    """Opens its file with its first sample, as data sets of HDF5 files do."""
+
+    def __init__(self) -> None:
+        self.file: object = None
+        self.asked: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        self.file = self.file or object()
+        if index == 7:
+            raise ValueError('no label')
+        return torch.zeros(2), index
+
+
+class Batches(Lazy):
+    """Gives whole batches."""
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[torch.Tensor, int]]:
+        self.asked.append(indices)
+        return [self[index] for index in indices]
+
+
+def test_the_first_sample_is_read_on_a_copy():
+    """docs/failures.md, row 19: a file opened before a fork would be shared by processes."""
+    lazy = Lazy()
+    made = {'train': lazy, 'val': [(torch.zeros(2), 1.0)]}
+    data = build_datasets(Config(None, dataset=Config(lambda: made)))
+    assert list(data) == ['train', 'val'] and lazy.file is None
+    assert [len(split) for split in data.values()] == [9, 1]
+
+
+@pytest.mark.parametrize('kind', [Lazy, Batches])
+def test_a_sample_that_cannot_be_read_is_named(kind):
+    """docs/failures.md, row 19."""
+    data = kind()
+    located = Located(data, 'train')
+    loader = evaluation_loader(located, 3, 0, 1, 0)
+    line = "configs.dataset: sample 7 of 'train' cannot be read: ValueError: no label"
+    with pytest.raises(SampleError, match=line) as raised:
+        list(loader)
+    assert isinstance(raised.value.__cause__, ValueError)
+    assert data.asked == ([[0, 1, 2], [3, 4, 5], [6, 7, 8]] if kind is Batches else [])
+
+
+def test_an_exception_in_a_batch_whose_samples_are_sound_passes_through():
+    data = Batches()
+    data.__getitems__ = lambda indices: 1 // 0
+    with pytest.raises(ZeroDivisionError):
+        list(evaluation_loader(Located(data, 'test'), 3, 0, 1, 0))
+
+
+def test_samples_of_different_shapes_are_refused_and_both_are_named():
+    """docs/failures.md, row 19."""
+    with pytest.raises(
+        DatasetError, match=r'shapes or types \(\[\(2,\), \(\)\] and \[\(3,\), \(\)\]'
+    ):
+        collate([(torch.zeros(2), 0), (torch.zeros(3), 1)])

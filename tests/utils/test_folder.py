@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from pathlib import Path
+
 import pytest
 
+from utils import folder as module
 from utils.config import Config, ConfigError
-from utils.folder import check_writable, move_aside, prepare_folder
+from utils.folder import check_writable, claim, move_aside, prepare_folder
 
 
 def test_move_aside_takes_the_first_free_name(tmp_path):
@@ -51,3 +56,87 @@ def test_one_that_cannot_be_written_is_named_with_the_reason(tmp_path, write):
         write(folder)
     assert str(raised.value).startswith(f'{folder} cannot be written (Not a directory): ')
     assert (tmp_path / 'file').read_text() == 'in the way'
+
+
+# ---------------------------------------------------------------- jobs that start together
+
+
+def older_run(folder: Path) -> None:
+    folder.mkdir()
+    (folder / 'made').write_text('1')
+
+
+@pytest.mark.parametrize('moment', ['before it is renamed', 'after it is renamed'])
+def test_of_two_jobs_over_an_older_run_one_goes_on(tmp_path, monkeypatch, moment):
+    """docs/failures.md, row 7: the second job starts while the first renames the folder."""
+    folder, held = tmp_path / 'a', []
+    older_run(folder)
+
+    def second() -> None:
+        monkeypatch.setattr(module, 'move_aside', move_aside)
+        try:
+            held.append(prepare_folder(folder, Config(), 'second', moves_aside=True))
+        except ConfigError:
+            held.append(None)
+
+    def moved(path: Path) -> Path:
+        if moment == 'before it is renamed':
+            second()
+        renamed = move_aside(path)
+        if moment == 'after it is renamed':
+            second()
+        return renamed
+
+    monkeypatch.setattr(module, 'move_aside', moved)
+    try:
+        held.append(prepare_folder(folder, Config(), 'first', moves_aside=True))
+    except ConfigError:
+        held.append(None)
+    assert sum(lock is not None for lock in held) == 1
+    winner = 'second' if held[0] else 'first'
+    assert (folder / 'environment.txt').read_text() == winner
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['a', 'a~1']
+    assert (tmp_path / 'a~1' / 'made').read_text() == '1'
+
+
+def test_of_jobs_that_start_together_one_goes_on(tmp_path):
+    """docs/failures.md, row 7: threads with locks of their own, as processes have."""
+    jobs = 3
+    for attempt in range(40):
+        folder = tmp_path / str(attempt)
+        older_run(folder)
+        start, held = threading.Barrier(jobs), []
+
+        def job(number: int, folder=folder, start=start, held=held) -> None:
+            start.wait()
+            with contextlib.suppress(ConfigError):
+                held.append((number, prepare_folder(folder, Config(), str(number), True)))
+
+        threads = [threading.Thread(target=job, args=(number,)) for number in range(jobs)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        ((winner, lock),) = held
+        assert (folder / 'environment.txt').read_text() == str(winner)
+        assert (tmp_path / f'{attempt}~1' / 'made').is_file()
+        assert not (tmp_path / f'{attempt}~2').exists()
+        lock.close()
+
+
+def test_a_lock_of_a_folder_that_was_renamed_is_not_taken(tmp_path, monkeypatch):
+    """docs/failures.md, row 7."""
+    folder = tmp_path / 'a'
+    older_run(folder)
+    flock, renamed = module.fcntl.flock, []
+
+    def late(lock, how) -> None:
+        if not renamed:  # between opening the lock and locking it
+            renamed.append(folder.rename(tmp_path / 'a~1'))
+        flock(lock, how)
+
+    monkeypatch.setattr(module.fcntl, 'flock', late)
+    with claim(folder):
+        assert renamed and (folder / '.lock').exists() and not (folder / 'made').exists()
+        with pytest.raises(ConfigError, match='another run is writing'):
+            claim(folder)

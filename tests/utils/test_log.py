@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
 
-from utils.log import RunLog, environment
+from utils.checkpoint import Checkpoints
+from utils.curves import Curves
+from utils.files import WriteError, replacing
+from utils.log import Metrics, RunLog, environment
+from utils.progress import closing_table
 
 
 def parts(rank: int = 0) -> SimpleNamespace:
@@ -79,3 +84,90 @@ def test_resuming_within_the_second_keeps_the_earlier_curves(tmp_path, monkeypat
     write(tmp_path, range(2))
     write(tmp_path, range(2, 4), resumed_at=2)
     assert len(list(tmp_path.glob('events.*'))) == 2
+
+
+# ---------------------------------------------------------------- damage
+
+GARBAGE = ['', '{"epoch": 9, "sam', 'null', '[1]', '{}', '{"epoch": "0"}', '\\xff\\x00', '7']
+
+
+@pytest.mark.parametrize('line', GARBAGE)
+def test_a_damaged_line_of_metrics_is_skipped_with_a_warning(tmp_path, caplog, line):
+    """docs/failures.md, row 24."""
+    write(tmp_path, range(2))
+    path = tmp_path / 'metrics.jsonl'
+    first, second = path.read_text().splitlines()
+    path.write_text(f'{first}\n{line}\n{second}\n')
+    assert [numbers['epoch'] for numbers in Metrics(path).read()] == [0, 1]
+    assert f'{path}: line 2 is damaged' in caplog.text
+    write(tmp_path, range(2, 3), 2)
+    assert epochs(tmp_path) == [0, 1, 2]
+
+
+def test_the_closing_table_skips_lines_without_its_numbers(tmp_path, capsys):
+    """docs/failures.md, row 24: also those of a run with another metric."""
+    write(tmp_path, range(1))
+    path = tmp_path / 'metrics.jsonl'
+    numbers = {'epoch': 1, 'acc': 50.0, 'ratio': 0.1, 'bytes/sent': 0, 'bytes/dense': 0}
+    numbers |= {f'seconds/{name}': 1 for name in ('train', 'compute', 'compress', 'communicate')}
+    path.write_text(path.read_text() + json.dumps(numbers | {'seconds/wait': 1}) + '\n\n')
+    configs = SimpleNamespace(train=SimpleNamespace(metric='acc'))
+    closing_table(tmp_path, configs, SimpleNamespace(rank=0))
+    assert '50.00 at the end, 50.00 best' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('text', ['', '\n', 'one\n', '-1\n', '1 2\n'])
+def test_a_best_epoch_that_cannot_be_read_is_skipped_with_a_warning(tmp_path, caplog, text):
+    """docs/failures.md, row 24."""
+    checkpoints = Checkpoints(tmp_path)
+    for epoch in range(2):
+        checkpoints.save(epoch, {})
+    (tmp_path / 'best.txt').write_text(text)
+    assert checkpoints.best() is None
+    assert f'{tmp_path}/best.txt names no epoch' in caplog.text
+    checkpoints.finish(1, best=False)
+    assert checkpoints.epochs() == {0: 1, 1: 1}
+
+
+@pytest.mark.parametrize('resumed_at', [0, 1])
+def test_a_kill_while_metrics_are_cut_loses_none(tmp_path, monkeypatch, resumed_at):
+    """docs/failures.md, row 24: the file is replaced, not rewritten."""
+    write(tmp_path, range(2))
+    monkeypatch.setattr(os, 'fsync', lambda number: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path, range(0), resumed_at)
+    assert epochs(tmp_path) == [0, 1]
+
+
+# ---------------------------------------------------------------- a full disk
+
+
+def full(*arguments, **settings):
+    raise OSError(28, 'No space left on device')
+
+
+def test_curves_on_a_full_disk_raise_at_once(tmp_path, monkeypatch):
+    """docs/failures.md, row 13: tensorboardX's own thread would end, and add() would wait."""
+    curves = Curves(tmp_path)
+    monkeypatch.setattr(curves._writer._py_recordio_writer, '_writer', SimpleNamespace(write=full))
+    for step in range(20):
+        with pytest.raises(WriteError, match=rf'{tmp_path} cannot be written \(No space left'):
+            curves.add('loss', 1.0, step)
+
+
+def test_curves_hide_later_points_of_earlier_files(tmp_path):
+    Curves(tmp_path, purge_step=7, suffix='.e0001').close()
+    (file,) = tmp_path.iterdir()
+    assert file.name.endswith('.e0001') and file.name.startswith('events.out.tfevents.')
+
+
+def test_what_is_replaced_stays_whole_where_the_disk_is_full(tmp_path):
+    """docs/failures.md, row 13."""
+    path = tmp_path / 'file'
+    path.write_text('old')
+    for trouble in (OSError(28, 'No space left on device'), OSError(122, 'Disk quota exceeded')):
+        with pytest.raises(WriteError, match=f'{path} cannot be written .{trouble.strerror}'):  # noqa: SIM117
+            with replacing(path) as file:
+                file.write(b'new')
+                raise trouble
+        assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [('file', 'old')]

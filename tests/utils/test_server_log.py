@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -89,3 +90,30 @@ def test_the_closing_table_works_without_losses(tmp_path, ended):
     assert '10.00 at the end, 10.00 best' in text
     assert 'bytes up       0.00 MB; dense would be 0.00 MB: 40.0× fewer bytes' in text
     assert closing_table([], tmp_path, 'acc/test_top1') == ''
+
+
+@pytest.mark.parametrize('line', ['', 'x,1.0,1,1,10,20,8', '3,1.0,1', '3,y,1,1,10,20,8', 'null'])
+def test_a_damaged_line_of_updates_is_skipped_with_a_warning(tmp_path, ended, caplog, line):
+    """docs/failures.md, row 24."""
+    log = log_of(tmp_path, ended)
+    for version in (1, 2):
+        log.updated(update(version))
+    log.close()
+    path = tmp_path / 'updates.csv'
+    head, first, second = path.read_text().splitlines()
+    path.write_text(f'{head}\n{first}\n{line}\n{second}\n3,1.0,1,1,10,20,')
+    again = log_of(tmp_path, ended, version=2)
+    again.close()
+    assert versions(tmp_path) == [1, 2]
+    assert f'{path}: line 3 is damaged' in caplog.text and 'the last line is cut' in caplog.text
+
+
+def test_a_kill_while_updates_are_cut_loses_none(tmp_path, ended, monkeypatch):
+    """docs/failures.md, row 24: the file is replaced, not rewritten."""
+    log = log_of(tmp_path, ended)
+    log.updated(update(1))
+    log.close()
+    monkeypatch.setattr(os, 'fsync', lambda number: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        ServerLog._open_updates(log, 1)
+    assert versions(tmp_path) == [1]

@@ -16,6 +16,7 @@ from dgc.wiring import spec_of, trained
 from tools.harness.workloads import WORKLOADS, loss, make_batches, make_model, sgd_for
 from utils.build import build_train_loader, parameter_groups, seed_everything, threads
 from utils.config import Config
+from utils.data import build_datasets
 from utils.timing import closure
 
 BATCHES = 4  # different batches, which are used in turn
@@ -48,7 +49,7 @@ def of_stack(configs: Config) -> Subject:
     """
     torch.set_num_threads(threads(configs.data.num_threads_per_worker, 1))
     seed_everything(configs.seed)
-    loader, _ = build_train_loader(configs, configs.dataset.build(), 0, 1, CPU)
+    loader, _ = build_train_loader(configs, build_datasets(configs), 0, 1, CPU)
     batches = itertools.cycle(list(itertools.islice(loader, BATCHES)))
     model = configs.model.build().train()
     criterion, train = configs.train.criterion.build(), configs.train

@@ -31,7 +31,7 @@ from dgc.parameter_server.settings import (
     read_key_file,
 )
 from dgc.parameter_server.sockets import SocketLink, derive_key
-from utils.agree import REFUSALS, agreed
+from utils.agree import agreed
 from utils.build import (
     Evaluated,
     Parts,
@@ -47,7 +47,8 @@ from utils.build import (
 from utils.checkpoint import restore
 from utils.cli import Refused
 from utils.config import ConfigError
-from utils.data import Until
+from utils.data import Until, build_datasets
+from utils.failures import report
 from utils.progress import STEPS_BETWEEN_LOSSES, say
 from utils.training.experiment import Experiment, with_remedy
 from utils.training.server import ServerProcess
@@ -77,7 +78,7 @@ class ParameterServer:
         torch.set_num_threads(threads(configs.data.num_threads_per_worker, engine.local_size))
         with agreed(engine, device):
             settings = configs.server.build()
-            datasets = configs.dataset.build()
+            datasets = build_datasets(configs)
         shake_hands(engine, aspects(configs, datasets), device)
         try:
             if experiment.arguments.evaluate:
@@ -214,9 +215,9 @@ def train(
     link = SocketLink(address, key, settings.heartbeat, settings.patience)
     try:
         parts, optimizer = build_worker(experiment, datasets, link)
-    except REFUSALS as error:  # concerns this worker alone: the others continue
+    except Exception as error:  # concerns this worker alone: the others continue
         link.close()
-        raise Refused(' '.join(str(error).split()), rank=detect().rank) from error
+        raise Refused(report(error), rank=detect().rank) from error
     log = WorkerLog(optimizer)
     by_hand = detect().size == 1  # under a launcher the server's process prints instead
     if by_hand:

@@ -105,8 +105,8 @@ class ServerProcess:
         self._log.close()
         self._claim.close()
         if self._server.finished:
-            epochs = self._log.metrics.read()
             metric = self._experiment.configs.train.metric
+            epochs = [line for line in self._log.metrics.read() if metric in line]
             print(closing_table(epochs, self._folder, metric), flush=True)
 
     def _load_checkpoint(self) -> float:
@@ -173,7 +173,7 @@ class ServerProcess:
         def finish() -> None:
             numbers.update(self._evaluator.evaluate(state))
             name = self._experiment.configs.train.metric
-            before = [line[name] for line in self._log.metrics.read()]
+            before = [line[name] for line in self._log.metrics.read() if name in line]
             improved = not before or numbers[name] > max(before)
             self._log.write(epoch, numbers)
             model = self._evaluator.model.state_dict()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from tensorboardX import SummaryWriter
-
 from dgc.parameter_server import Observer, Update
+from utils.curves import Curves
+from utils.files import replacing, saving
 from utils.log import Metrics
 
 UPDATES_BETWEEN_POINTS = 20
 HEADER = 'update,seconds,place,staleness,received,sent,elements\n'
+
+log = logging.getLogger(__name__)
 
 
 class Sums:
@@ -95,8 +98,9 @@ class ServerLog(Observer):
         suffix, purge = '', None
         if version is not None:
             suffix, purge = f'.u{version:08d}', version + 1
-        self._writer = SummaryWriter(str(folder), purge_step=purge, filename_suffix=suffix)
-        self._updates = self._open_updates(folder / 'updates.csv', version)
+        self._writer = Curves(folder, purge, suffix)
+        self._path = folder / 'updates.csv'
+        self._updates = self._open_updates(version)
 
     @property
     def seconds(self) -> float:
@@ -110,7 +114,8 @@ class ServerLog(Observer):
         self._of_point.add(update)
         numbers = (update.slot, update.staleness, update.received, update.sent, update.elements)
         row = ','.join(map(str, numbers))
-        self._updates.write(f'{update.version},{self.seconds:.3f},{row}\n')
+        with saving(self._path):
+            self._updates.write(f'{update.version},{self.seconds:.3f},{row}\n')
         if self._of_point.updates == UPDATES_BETWEEN_POINTS:
             self._curves(self._of_point.numbers(self._numel), update.version, self.seconds)
             self._of_point = Sums()
@@ -138,34 +143,54 @@ class ServerLog(Observer):
     def flush(self) -> None:
         """Write what is buffered."""
         self._writer.flush()
-        self._updates.flush()
+        with saving(self._path):
+            self._updates.flush()
 
     def close(self) -> None:
         """Write what is buffered and close the files."""
         self._writer.close()
-        self._updates.close()
+        with saving(self._path):
+            self._updates.close()
 
-    def _open_updates(self, path: Path, version: int | None) -> TextIO:
+    def _open_updates(self, version: int | None) -> TextIO:
         """Open updates.csv, cut to ``version`` (None: empty); count the lines of this epoch."""
         kept = [HEADER]
-        if version is not None and path.is_file():
-            lines = path.read_text().splitlines(keepends=True)[1:]
-            complete = [line for line in lines if line.endswith('\n')]  # a kill may cut the last
-            kept += [line for line in complete if int(line.partition(',')[0]) <= version]
-        for line in kept[1:]:
-            number, _, *others = line.split(',')
-            if int(number) > self._version - self._version % self._updates_per_epoch:
-                self._of_epoch.add(Update(int(number), *map(int, others)))
-        path.write_text(''.join(kept))
-        return path.open('a')
+        for line, update in updates_lines(self._path) if version is not None else ():
+            if update.version <= self._version:
+                kept.append(f'{line}\n')
+                if update.version > self._version - self._version % self._updates_per_epoch:
+                    self._of_epoch.add(update)
+        with replacing(self._path) as file:
+            file.write(''.join(kept).encode())
+        return self._path.open('a')
 
     def _curves(self, numbers: dict[str, float], version: int, seconds: float) -> None:
         """Add points to the curves; in thousandths of epochs, as TensorBoard takes integers."""
         for name, value in numbers.items():
-            self._writer.add_scalar(name, value, version)
-            self._writer.add_scalar(f'by_second/{name}', value, round(seconds))
+            self._writer.add(name, value, version)
+            self._writer.add(f'by_second/{name}', value, round(seconds))
             by_epoch = round(1000 * version / self._updates_per_epoch)
-            self._writer.add_scalar(f'by_milliepoch/{name}', value, by_epoch)
+            self._writer.add(f'by_milliepoch/{name}', value, by_epoch)
+
+
+def updates_lines(path: Path) -> Iterator[tuple[str, Update]]:
+    """The lines of updates.csv behind its head; none where there is no file.
+
+    A line that is cut, as by a kill, or damaged is skipped with a warning.
+    """
+    lines = path.read_text(errors='replace').split('\n') if path.is_file() else ['']
+    last = lines.pop()  # '' behind the last line feed; a number may have lost its last digits
+    for number, line in enumerate(lines[1:], 2):
+        try:
+            version, seconds, *others = line.split(',')
+            float(seconds)
+            update = Update(int(version), *map(int, others))
+        except (ValueError, TypeError):
+            log.warning('%s: line %d is damaged (%.20r), and is skipped', path, number, line)
+        else:
+            yield line, update
+    if last:
+        log.warning('%s: the last line is cut (%.20r), and is skipped', path, last)
 
 
 def closing_table(epochs: Sequence[dict[str, float]], folder: Path, metric: str) -> str:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from dgc import Engine, NonFiniteGradientError, engines
 from dgc.handshake import check_agreement, shake_hands
 from dgc.parameter_server import WorkerOptimizer
 from utils.agree import agreed
-from utils.build import aspects, build, threads
+from utils.build import Parts, aspects, build, threads
 from utils.checkpoint import Checkpoints, restore
+from utils.cli import Stopped
 from utils.config import ConfigError
-from utils.log import start_log
+from utils.data import build_datasets
+from utils.log import RunLog, start_log
 from utils.progress import closing_table, say
 from utils.training.experiment import Experiment, with_remedy
 
@@ -42,7 +46,7 @@ def run_rank(engine: Engine, experiment: Experiment) -> None:
     torch.set_num_threads(threads(configs.data.num_threads_per_worker, engine.local_size))
     folder = experiment.folder(engine.size)
     with agreed(engine, device):  # before the handshake: one machine may lack the dataset
-        datasets = configs.dataset.build()
+        datasets = build_datasets(configs)
     shake_hands(engine, aspects(configs, datasets), device)
     with agreed(engine, device):
         parts = build(configs, datasets, engine, device)
@@ -61,9 +65,39 @@ def run_rank(engine: Engine, experiment: Experiment) -> None:
         say(engine, f'{source} has {epochs} already: there is nothing left to train')
         return
 
+    log = start_log(folder, parts, configs, first if experiment.continues(folder) else None)
+    try:
+        train_epochs(experiment, parts, log, folder, first, best)
+        log.close()
+    finally:
+        log.release()
+    closing_table(folder, configs, engine)
+
+
+def train_epochs(
+    experiment: Experiment,
+    parts: Parts,
+    log: RunLog,
+    folder: Path,
+    first: int,
+    best: float | None,
+) -> None:
+    """Train the epochs from ``first`` on; evaluate, log and save each.
+
+    Args:
+        experiment: What is trained.
+        parts: What this rank trains with.
+        log: Receives the measurements.
+        folder: The run folder.
+        first: The first epoch.
+        best: The best metric of earlier epochs.
+
+    Raises:
+        Stopped: On all ranks, if one of them cannot write its files.
+    """
+    configs, engine, device = experiment.configs, parts.engine, parts.device
     optimizer = parts.optimizer
     assert not isinstance(optimizer, WorkerOptimizer)  # that of a parameter server
-    log = start_log(folder, parts, configs, first if experiment.continues(folder) else None)
     checkpoints = Checkpoints(folder / 'checkpoints', engine.rank, engine.size)
     for epoch in range(first, configs.train.num_epochs):
         try:
@@ -76,9 +110,10 @@ def run_rank(engine: Engine, experiment: Experiment) -> None:
         metric = numbers[configs.train.metric]
         improved = best is None or metric > best
         best = metric if improved else best
-        log.epoch(epoch, numbers)
-        checkpoints.save(epoch, {**parts.state_dict(), 'epoch': epoch, 'best': best})
-        engine.barrier()  # an older epoch is removed only once every rank has saved this one
-        checkpoints.finish(epoch, improved)
-    log.close()
-    closing_table(folder, configs, engine)
+        state = {**parts.state_dict(), 'epoch': epoch, 'best': best}
+        with agreed(engine, device, Stopped):  # a disk may be full on one machine
+            log.epoch(epoch, numbers)
+            checkpoints.save(epoch, state)
+        # An older epoch is removed only once every rank has saved this one.
+        with agreed(engine, device, Stopped):
+            checkpoints.finish(epoch, improved)

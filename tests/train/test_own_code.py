@@ -1,0 +1,169 @@
+"""Models and data of one's own that are wrong: a line that says what, then the user's code.
+
+docs/failures.md, row 19.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from launching import SIMULATED, Done, here
+
+# Two sound splits of random images, and a model; a case replaces one of them.
+CONFIG = """
+import torch
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from models.digits import DigitsCNN
+from utils.config import Config, configs
+
+IMAGES = torch.randn(40, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+SOUND = TensorDataset(IMAGES, torch.arange(40) % 10)
+
+
+class Mine(Dataset):
+    def __init__(self, sample):
+        self.sample = sample
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return self.sample(index)
+
+
+class Stream(IterableDataset):
+    def __len__(self):
+        return 40
+
+    def __iter__(self):
+        return iter(SOUND)
+
+
+def broken(index):
+    if index == 7:
+        raise ValueError('no label')
+    return SOUND[index]
+
+
+def ragged(index):
+    return IMAGES[0, :, : 8 - (index == 7)], 0
+
+
+class Model(DigitsCNN):
+    pass
+
+
+def data():
+    return {'train': SOUND, 'test': SOUND}
+
+
+CASE
+
+configs.dataset = Config(data)
+configs.model = Config(Model)
+"""
+RETURN = 'def data():\n    return '
+DATA = {  # what data() returns, and the line that answers it
+    "{'training': SOUND, 'test': SOUND}": (
+        "there is no split 'train', only 'training', 'test'; return {'train': …, 'test': …}"
+    ),
+    '(SOUND, SOUND)': "it is a tuple; return a dictionary, {'train': …, 'test': …}",
+    'None': "it is a NoneType; return a dictionary, {'train': …, 'test': …}",
+    "{'train': SOUND, 'test': None}": "'test' is a NoneType, which has no length or no samples by "
+    'number, so that ranks cannot share it; return a torch.utils.data.Dataset',
+    "{'train': Stream(), 'test': SOUND}": "'train' is a Stream, which has no length or no samples "
+    'by number, so that ranks cannot share it; return a torch.utils.data.Dataset',
+    "{'train': SOUND, 'test': []}": "'test' has no samples; leave it out",
+    "{'train': Mine(lambda i: ('a.png', 0)), 'test': SOUND}": "a sample of 'train' is (str, int), "
+    'and must be (input, target), both of them tensors, arrays or numbers; for images add '
+    'torchvision.transforms.ToTensor()',
+    "{'train': SOUND, 'test': Mine(lambda i: (object(), 0))}": "a sample of 'test' is (object, "
+    'int), and must be (input, target), both of them tensors, arrays or numbers; for images add '
+    'torchvision.transforms.ToTensor()',
+    "{'train': Mine(lambda i: {'x': IMAGES[0], 'y': 0}), 'test': SOUND}": "a sample of 'train' is "
+    'dict, and must be (input, target), both of them tensors, arrays or numbers; for images add '
+    'torchvision.transforms.ToTensor()',
+    "{'train': Mine(lambda i: (IMAGES[0], 0, 0)), 'test': SOUND}": "a sample of 'train' is "
+    '(Tensor, int, int), and must be (input, target), both of them tensors, arrays or numbers; '
+    'for images add torchvision.transforms.ToTensor()',
+    "{'train': Mine(ragged), 'test': SOUND}": 'samples of one batch have different shapes or types '
+    '([(1, 7, 8), ()] and [(1, 8, 8), ()]); give them all the same, with a transform',
+}
+CODE = {  # what is defined: the line, its exit code, the function and the text of its frame
+    f"{RETURN}{{'train': Mine(broken), 'test': SOUND}}": (
+        "configs.dataset: sample 7 of 'train' cannot be read: ValueError: no label",
+        2, 'broken', "raise ValueError('no label')",
+    ),
+    f"{RETURN}{{'train': SOUND, 'test': Mine(broken)}}": (
+        "configs.dataset: sample 7 of 'test' cannot be read: ValueError: no label",
+        2, 'broken', "raise ValueError('no label')",
+    ),
+    f"{RETURN}{{'train': {{}}['x'], 'test': SOUND}}": (
+        "KeyError: 'x'", 2, 'data', "return {'train': {}['x'], 'test': SOUND}",
+    ),
+    "class Model(DigitsCNN):\n    def __init__(self):\n        raise ValueError('no width')": (
+        'ValueError: no width', 2, '__init__', "raise ValueError('no width')",
+    ),
+    "class Model(DigitsCNN):\n    def __init__(self):\n        raise KeyError('width')": (
+        "KeyError: 'width'", 2, '__init__', "raise KeyError('width')",
+    ),
+    "class Model(DigitsCNN):\n    def forward(self, x):\n        raise ValueError('3 channels')": (
+        'ValueError: 3 channels', 1, 'forward', "raise ValueError('3 channels')",
+    ),
+    'class Model(DigitsCNN):\n    def forward(self, x):\n        return super().forward(x[0, 0])': (
+        'RuntimeError: ', 1, 'forward', 'return super().forward(x[0, 0])',
+    ),
+}  # fmt: skip
+
+
+def train(tmp_path: Path, case: str, size: int) -> Done:
+    path = tmp_path / 'mine.py'
+    path.write_text(CONFIG.replace('CASE', case))
+    words = [
+        '--configs',
+        'configs/digits/cnn.py',
+        path,
+        '--devices',
+        'cpu',
+        '--runs',
+        tmp_path / 'r',
+    ]
+    words += ['--configs.train.num_epochs=1', '--configs.train.batch_size=8']
+    return here(*words, *([*SIMULATED, str(size)] if size > 1 else []))
+
+
+def said(done: Done) -> list[str]:
+    """The lines from that of train.py on."""
+    lines = [line for line in done.lines if line]
+    assert len(done.complaints) == 1 and 'Traceback' not in done.output, done.output
+    return lines[lines.index(done.complaints[0]) :]
+
+
+@pytest.mark.parametrize('size', [1, 2])
+def test_sound_data_and_a_sound_model_train(tmp_path, size):
+    done = train(tmp_path, '', size)
+    assert done.code == 0, done.output
+
+
+@pytest.mark.parametrize('case', DATA)
+def test_data_that_cannot_be_used_is_refused_in_one_line(tmp_path, case):
+    done = train(tmp_path, RETURN + case, 2)
+    assert done.code == 2, done.output
+    assert said(done) == [f'train.py: configs.dataset: {DATA[case]}']
+    assert not (tmp_path / 'r').exists() or 'ragged' in case  # which shows in a batch alone
+
+
+@pytest.mark.parametrize('size', [1, 2])
+@pytest.mark.parametrize('case', CODE)
+def test_an_exception_of_ones_own_code_is_a_line_and_its_place(tmp_path, case, size):
+    line, code, function, text = CODE[case]
+    done = train(tmp_path, case, size)
+    assert done.code == code, done.output
+    first, *places = said(done)
+    assert first.startswith((f'train.py: {line}', f'train.py: rank 1: {line}'))
+    at = next(n for n, place in enumerate(places) if place.endswith(f', in {function}'))
+    assert places[at].startswith(f'  File "{tmp_path}/mine.py", line ')
+    assert places[at + 1] == f'    {text}'
+    assert all(place.startswith((' ', '~', '^')) for place in places)
