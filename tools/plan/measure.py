@@ -51,6 +51,7 @@ class Bench:
             composition.exchange,
             composition.codec,
             composition.compressor,
+            composition.always_sparse,
             composition.overlaps,
             self.update(composition),
             parts,

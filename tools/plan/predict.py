@@ -107,6 +107,7 @@ class Measured:
     exchange: Exchange
     codec: Codec
     compressor: Compressor
+    always_sparse: bool
     overlaps: bool
     optimizer: float
     parts: Sequence[Part]
@@ -131,7 +132,13 @@ def predict(
     buckets = []
     for part in measured.parts:
         timing = Timing(arrivals, step.backward, costs(part, measured.growth, host, setting))
-        forecast = Forecast(timing, measured.exchange, measured.codec, measured.compressor)
+        forecast = Forecast(
+            timing,
+            measured.exchange,
+            measured.codec,
+            measured.compressor,
+            measured.always_sparse,
+        )
         buckets.append(forecast.bucket_times(part.spec))
     return end(buckets, step.backward) + slowdown * measured.optimizer
 
