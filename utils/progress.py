@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -118,7 +118,7 @@ def closing_table(folder: Path, configs: Config, engine: Engine) -> None:
     metric = configs.train.metric
     total = {name: sum(e[name] for e in epochs) for name in epochs[0] if '/' in name}
     rows = {
-        metric: f'{epochs[-1][metric]:.2f} at the end, {max(e[metric] for e in epochs):.2f} best',
+        **best_row(metric, epochs),
         'bytes sent': bytes_row(total),
         'density': f'{epochs[-1]["ratio"]:.4%} of the elements sent in the last epoch',
         **{
@@ -129,6 +129,14 @@ def closing_table(folder: Path, configs: Config, engine: Engine) -> None:
     }
     width = max(map(len, rows))
     print('\n' + '\n'.join(f'{name:<{width}}  {value}' for name, value in rows.items()), flush=True)
+
+
+def best_row(metric: str | None, epochs: Sequence[dict[str, float]]) -> dict[str, str]:
+    """The metric at the end and at its best; nothing where there is no metric."""
+    if metric is None:
+        return {}
+    best = max(epoch[metric] for epoch in epochs)
+    return {metric: f'{epochs[-1][metric]:.2f} at the end, {best:.2f} best'}
 
 
 def bytes_row(total: dict[str, float]) -> str:

@@ -30,6 +30,8 @@ from dgc.rules import LayerRules
 from dgc.schedule import DensitySchedule, density_of
 from dgc.sparse import Payload
 
+NO_WARMUP = -1  # in the release, which has it as default; 0 here
+
 
 def deep_gradient_compression(
     compress_ratio: float = 0.001,
@@ -156,6 +158,7 @@ def published_schedule(
     """
     if not compress_ratio > 0:
         raise ValueError(f'compress_ratio and warmup_coeff must be above 0, got {[compress_ratio]}')
+    warmup_epochs = 0 if warmup_epochs == NO_WARMUP else warmup_epochs
     density = density_of(compress_ratio)
     return DensitySchedule(density, warmup_epochs, warmup_coeff, warmup_stage_steps)
 

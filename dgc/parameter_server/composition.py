@@ -106,6 +106,11 @@ class Asynchronous:
         if self.statistics_period < 1:
             raise ValueError(f'statistics_period must be at least 1, got {self.statistics_period}')
 
+        if self.planner.needs_timing:
+            raise ValueError(
+                f'{type(self.planner).__name__} divides parameters by measured times, and a '
+                'parameter server measures none: leave the planner out, or choose BySize'
+            )
         check_feedback(self.codec, self.memory)
         if self.codec.indices == 'none':
             raise ValueError(

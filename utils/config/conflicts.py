@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from utils.config.tree import Config, ConfigError, _map, _name_of, _Name, _shown
+from utils.config.tree import Config, ConfigError, _map, _Name, _name_of, _shown
 
 COMPOSITION = 'configs.train.compression.'  # what is set below must be in force, or is refused
 COMMAND_LINE = 'the command line'

@@ -50,6 +50,8 @@ def load(
     """
     check_exists(paths)
     configs._settings.clear()
+    configs._lines.clear()
+    configs._optional.clear()
     sources.clear()
     history = History(configs)
     for source in _stack(paths, None if root is None else Path(os.path.abspath(root))):
@@ -86,8 +88,9 @@ def check_exists(paths: Iterable[str | Path]) -> None:
         folder, name = path.parent, _last_two(path)
         if folder == Path() and path.suffix not in ('', '.py'):
             name = str(path).removesuffix('.py').replace('.', '/')
-        beside = (*folder.parent.glob('*/*.py'), *folder.glob('*/*.py'), *folder.glob('*.py'))
-        files = beside if len(path.parts) > 1 else Path('configs').glob('*/*.py')
+        files = [*Path('configs').glob('*/*.py')]
+        if folder != Path():
+            files += (*folder.parent.glob('*/*.py'), *folder.glob('*/*.py'), *folder.glob('*.py'))
         known = {_last_two(file): str(file) for file in files if file.name != '__init__.py'}
         raise ConfigError(f'there is no config file {path}{hint(name, known)}')
 
@@ -119,7 +122,8 @@ def _declarations_above(file: Path) -> list[Path]:
 
 def _packages_above(file: Path) -> list[Path]:
     """The `__init__.py` of the folder of `file`, of the folder above, and so on, topmost first."""
-    files, folder = [], file.parent
+    files: list[Path] = []
+    folder = file.parent
     while (folder / '__init__.py').is_file():
         files.insert(0, folder / '__init__.py')
         folder = folder.parent
@@ -183,9 +187,7 @@ def _explain(file: str, error: Exception) -> str:
     return f'{where}: {kind}{error}{remedy}'
 
 
-def parse_overrides(
-    words: Iterable[str], known: Iterable[str] = ()
-) -> Iterator[tuple[str, str]]:
+def parse_overrides(words: Iterable[str], known: Iterable[str] = ()) -> Iterator[tuple[str, str]]:
     """['--configs.a.b', '1', '--configs.c=2'] -> ('configs.a.b', '1'), ('configs.c', '2')"""
     words = iter(words)
     for word in words:
@@ -202,12 +204,15 @@ def parse_overrides(
 def _hint_option(word: str, known: Iterable[str]) -> str:
     """The option or setting that an unknown argument may mean: that of the nearest name, or a
     setting whose last name is the word: --lr, --batch-size."""
-    settings = [f'--{path}' for path in configs._set_paths()]
+    settings = [f'--{path}' for path in configs._accepted_paths()]
+    by_last_name = {each.rpartition('.')[2]: each for each in reversed(settings)}
     last = word.lstrip('-').replace('-', '_')
-    named = [each for each in settings if each.rpartition('.')[2] == last]
-    if word.startswith('--') and named:
-        return f'; did you mean {named[0]}?'
-    return hint(word, {option: option for option in (*known, *settings)})
+    if not word.startswith('-'):
+        return ''
+    if last in by_last_name:
+        return f'; did you mean {by_last_name[last]}?'
+    options = {option: option for option in (*known, *settings)}
+    return hint(word, options) or hint(last, by_last_name)
 
 
 def _override(path: str, text: str) -> None:
@@ -244,6 +249,8 @@ def _parse_value(node: Config, name: str, text: str) -> Any:
     if new is None and (node._is_optional(name) or old is None):
         return None
     types = plain_types(node._func, name) if old is None else ()
+    if types == (str,):
+        return new if isinstance(new, str) else text  # 127 or 1_1_1, which Python reads as a number
     if old is None and (not types or type(new) in types or (float in types and type(new) is int)):
         return new
     expected = types[0] if old is None else type(old)

@@ -189,10 +189,10 @@ class Config:
         """
         return dict(_flatten(self._path(), self))
 
-    def _set_paths(self) -> Iterator[str]:
-        """The dotted names of what is set at and below this node, upper ones first."""
+    def _accepted_paths(self) -> Iterator[str]:
+        """The dotted names of what may be set at and below this node, upper nodes first."""
         for node in self._nodes():
-            yield from (node._path(name) for name in node)
+            yield from map(node._path, dict.fromkeys((*node._settings, *node._parameters)))
 
     def __str__(self) -> str:
         return '\n'.join(f'{name} = {value!r}' for name, value in self.flat().items())

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from dgc import Engine, engines
-from dgc.handshake import check_agreement, shake_hands
+from dgc.handshake import check_agreement, gather_text, shake_hands
 from dgc.parameter_server import WorkerOptimizer
 from utils.agree import agreed
 from utils.build import aspects, build, threads
 from utils.checkpoint import Checkpoints, restore
-from utils.config import ConfigError
+from utils.checks import check_synchronous
 from utils.log import start_log
 from utils.progress import closing_table, say
 from utils.training.experiment import Experiment
@@ -22,12 +24,7 @@ class Synchronous:
     def run(self, experiment: Experiment) -> None:
         """Run this process's rank, or all workers of a simulation."""
         configs = experiment.configs
-        for name in ('address', 'bind'):
-            if configs.server[name] is not None:
-                raise ConfigError(
-                    f'configs.server.{name} is set, and synchronous training has no server: '
-                    'add a file of configs/dgs/ to --configs'
-                )
+        check_synchronous(configs)
 
         def worker(engine: Engine) -> None:
             run_rank(engine, experiment)
@@ -35,11 +32,24 @@ class Synchronous:
         engines.run(worker, configs.engine.name, configs.engine.size, experiment.device)
 
 
+def choose_folder(experiment: Experiment, engine: Engine) -> Path:
+    """The run folder: a new run's, or the one that is continued or evaluated. A collective.
+
+    Rank 0 chooses, since the ranks' disks may hold different runs. Raises Refused.
+    """
+    chosen = ''
+    with agreed(engine, experiment.device):
+        if engine.rank == 0:
+            continues = experiment.resumes or experiment.arguments.evaluate
+            chosen = str((experiment.earlier if continues else experiment.folder)(engine.size))
+    return Path(gather_text(engine, chosen, experiment.device, limit=4096)[0])
+
+
 def run_rank(engine: Engine, experiment: Experiment) -> None:
     """Train, or only evaluate, as one rank."""
     arguments, configs, device = experiment.arguments, experiment.configs, experiment.device
     torch.set_num_threads(threads(configs.data.num_threads_per_worker, engine.local_size))
-    folder = experiment.folder(engine.size)
+    folder = choose_folder(experiment, engine)
     with agreed(engine, device):  # before the handshake: one machine may lack the dataset
         datasets = configs.dataset.build()
     shake_hands(engine, aspects(configs, datasets), device)
@@ -69,8 +79,8 @@ def run_rank(engine: Engine, experiment: Experiment) -> None:
         with optimizer.agreed_parameters():
             numbers.update(experiment.evaluate(parts, configs))
             check_agreement(engine, parts.model.parameters())
-        metric = numbers[configs.train.metric]
-        improved = best is None or metric > best
+        metric = numbers.get(configs.train.metric)
+        improved = metric is None or best is None or metric > best  # without a metric: the last one
         best = metric if improved else best
         log.epoch(epoch, numbers)
         checkpoints.save(epoch, {**parts.state_dict(), 'epoch': epoch, 'best': best})
