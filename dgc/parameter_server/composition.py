@@ -106,10 +106,10 @@ class Asynchronous:
         if self.statistics_period < 1:
             raise ValueError(f'statistics_period must be at least 1, got {self.statistics_period}')
 
-        if self.planner.needs_timing:
+        if self.planner.needs_timing or self.planner.saved_plan is not None:
             raise ValueError(
-                f'{type(self.planner).__name__} divides parameters by measured times, and a '
-                'parameter server measures none: leave the planner out, or choose BySize'
+                f'{type(self.planner).__name__} is for synchronous training, since a parameter '
+                'server measures no times and reads no plan: leave the planner out'
             )
         check_feedback(self.codec, self.memory)
         if self.codec.indices == 'none':

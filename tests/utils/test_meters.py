@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from utils.meters import TopK
+from utils.meters import MeterError, TopK
 
 
 def plain_percentage(outputs: torch.Tensor, targets: torch.Tensor, k: int) -> float:
@@ -53,3 +53,21 @@ def test_counts_stay_exact_where_float32_would_round():
     meter = TopK()
     meter.correct = meter.count = 2**24 + 1
     assert meter.sums().tolist() == [2**24 + 1, 2**24 + 1]
+
+
+@pytest.mark.parametrize(
+    ('outputs', 'targets', 'message'),
+    [
+        (torch.ones(2, 1), torch.ones(2, 1), r'scores \[batch, classes\].*\[2, 1\].*float32'),
+        (torch.ones(2, 9), torch.ones(2), 'whole numbers.*float32'),
+        (torch.ones(2, 9), torch.ones(2, 9, dtype=torch.long), r'targets \[2, 9\]'),
+        (torch.ones(2, 9, 9), torch.ones(2, dtype=torch.long), r'returns \[2, 9, 9\]'),
+        (torch.ones(2), torch.ones(2, dtype=torch.long), r'returns \[2\]'),
+        (torch.ones(2, 3), torch.ones(2, dtype=torch.long), '100 % of 3 classes: set k below 3'),
+        (torch.ones(2, 5), torch.ones(2, dtype=torch.long), '100 % of 5 classes: set k below 5'),
+    ],
+)
+def test_a_meter_that_cannot_apply_is_refused(outputs, targets, message):
+    """failures row 5"""
+    with pytest.raises(MeterError, match=message):
+        TopK(5).update(outputs, targets)

@@ -67,12 +67,16 @@ class History:
     def __init__(self, tree: Config) -> None:
         self._tree = tree
         self._last: dict[str, Any] = {}
+        self._nodes: dict[str, Config] = {}
         self._losses: list[Loss] = []
         self.sources: dict[str, Source] = {}
 
     def record(self, source: Source) -> None:
         """Compare the tree with that before ``source`` was executed."""
         now = dict(snapshot(self._tree._path(), self._tree))
+        nodes = {node._path(): node for node in self._tree._nodes()}
+        for path in self._chosen_again(now, nodes):
+            self.sources[path] = source
         for path, value in self._last.items():
             if path in now and same(value, now[path]):
                 continue
@@ -84,7 +88,19 @@ class History:
                 self._losses.append(Loss(path, value, loser, source, owner, now.get(owner)))
         for path in now:
             self.sources.setdefault(path, source)
-        self._last = now
+        self._last, self._nodes = now, nodes
+
+    def _chosen_again(self, now: dict[str, Any], nodes: dict[str, Config]) -> Iterator[str]:
+        """The nodes that a file has set to the function that they had.
+
+        A node below a new one may be a copy, which ``using`` has made: it is not chosen again.
+        """
+        for path in self._last.keys() & now.keys() & self._nodes.keys() & nodes.keys():
+            above = path.rpartition('.')[0]
+            is_new = nodes[path] is not self._nodes[path]
+            is_top = nodes.get(above) is self._nodes.get(above)
+            if is_new and is_top and same(now[path], self._last[path]):
+                yield path
 
     def _owner_without(self, path: str) -> str:
         """The nearest node above ``path`` that is left, if it accepts no setting of that name."""

@@ -1,6 +1,5 @@
-"""Settings of the published DGC release that have another form here, and what replaces each.
-
-The error about such a setting says it; docs/dgc.md has the same table.
+"""What to do about names that are no settings, though they are in the published DGC release or
+in another composition. The error about such a name says it.
 """
 
 REPLACED = {
@@ -12,5 +11,7 @@ REPLACED = {
     'memory reads',
     'configs.train.compression.memory.gradient_clipping': 'set '
     'configs.train.compression.gradient_clipping = Config(ClipByNorm, limit=…), from dgc.clipping',
-    'configs.train.save_path': 'the run folder is --runs FOLDER with a name of its own, or --name',
+    'configs.train.compression.compress_ratio': 'add a file that compresses, such as '
+    'configs/dgc/wm0.py',
+    'configs.train.save_path': '--runs and --name set the run folder',
 }
