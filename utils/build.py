@@ -263,18 +263,12 @@ def check_meters(configs: Config, parts: Evaluated) -> None:
                     meter.update(outputs, targets.to(parts.device))
                 except MeterError as error:
                     setting = f'configs.train.meters.{name}'
+                    is_metric = configs.train.metric == name.format(split)
                     raise ConfigError(
                         f"{setting}: {error}, or leave it out: '--{setting}' None"
-                        + metric_remedy(configs, name)
+                        + (' --configs.train.metric None' if is_metric else '')
                     ) from error
     parts.model.train(training)
-
-
-def metric_remedy(configs: Config, meter: str) -> str:
-    """What else to change where ``meter`` is left out: the metric, if it is this one."""
-    metric = str(configs.train.metric)
-    is_metric = any(metric == meter.format(split) for split in ('test', 'val', 'valid'))
-    return ' --configs.train.metric None' if is_metric else ''
 
 
 def build_train_loader(

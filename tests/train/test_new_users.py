@@ -65,6 +65,19 @@ def test_a_regression_trains_without_meters_and_keeps_its_last_epoch(regression,
     assert (run.folder / 'checkpoints/best.txt').read_text() == '1\n'
 
 
+def test_the_meter_of_the_documents_measures_a_regression(regression, tmp_path):
+    """failures row 5"""
+    page = (ROOT / 'docs/adding.md').read_text()
+    meter = tmp_path / 'error.py'
+    meter.write_text(page[page.index('# mine/error.py') :].partition('```')[0])
+    regression.insert(2, str(meter))
+    run = only_run(tmp_path / 'runs', here(*regression, '--configs.train.num_epochs=3'))
+    errors = [line['error/test'] for line in run.metrics]
+    assert max(errors) < 0
+    best = (run.folder / 'checkpoints/best.txt').read_text()
+    assert int(best) == errors.index(max(errors))
+
+
 def test_five_of_three_classes_are_refused_and_two_are_not(tmp_path):
     """failures row 5: top-5 of three classes was 100 %."""
     words = task(tmp_path, 'torch.arange(64) % 3', 3, 'CrossEntropyLoss')

@@ -25,7 +25,8 @@ def train(runs: Path, epochs: int, *more: str | Path, size: int = 2, code: int =
     words = [*DIGITS, *BATCH, '--configs.train.num_epochs', str(epochs), '--runs', runs]
     done = here(*words, *SIMULATED, str(size), *more)
     assert done.code == code, done.output
-    printed = [Path(line) for line in done.lines if Path(line).parent == runs]
+    printed = [Path(line) for line in done.lines if line.startswith(f'{runs}/')]
+    printed = [path for path in printed if path.is_dir()]
     return Run((printed or sorted(runs.glob('*')) or [runs])[0], done)
 
 
