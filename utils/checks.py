@@ -21,6 +21,14 @@ LEAST = {
     'train.warmup_lr_epochs': 0,
 }
 
+# Settings of deep_gradient_compression that do nothing where no codec is involved, and where
+# another compressor or the exchange selects.
+CODINGS = ('values', 'indices', 'fp16_values', 'int32_indices')
+SAMPLING = (
+    *('sample_ratio', 'strided_sample', 'compress_upper_bound'),
+    *('compress_lower_bound', 'max_adaptation_iters', 'resample'),
+)
+
 
 def check_settings(configs: Config) -> None:
     """Raise ConfigError for a number that cannot be meant, and for settings without effect."""
@@ -119,4 +127,25 @@ def build_composition(configs: Config, kind: type | None = None) -> Any:
             f'{type(composition).__name__}{blame(configs.train, f"{function} {mode}")}: '
             'leave one of the two out'
         )
+    if isinstance(composition, Composition):
+        check_effect(node, composition)
     return composition
+
+
+def check_effect(node: Config, composition: Composition) -> None:
+    """Raise ConfigError for a setting of ``node`` that does nothing in its composition."""
+    compressor, exchange = composition.compressor, composition.exchange
+    unused: dict[str, str] = {}  # by setting: why
+    if exchange.writes(compressor.payload) is None:
+        reason = f'{type(exchange).__name__} sums float32 values, without a codec'
+        unused = dict.fromkeys(CODINGS, reason)
+    if exchange.selects or ('compressor' in node and node['compressor'] is not None):
+        selecting = type(exchange if exchange.selects else compressor).__name__
+        unused |= dict.fromkeys(SAMPLING, f'{selecting} selects, with settings of its own')
+    for name, reason in unused.items():
+        if name in node and node[name] != node._parameters[name].default:
+            files = blame(node, f'{name} {reason}')
+            raise ConfigError(
+                f'{node._path(name)} = {node[name]!r} has no effect, since {reason}{files}: '
+                'leave it out'
+            )

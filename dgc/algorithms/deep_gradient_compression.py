@@ -17,7 +17,7 @@ values (here: it returns to v).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from dgc.clipping import Clipping
 from dgc.codec import Codec
@@ -28,7 +28,6 @@ from dgc.memory import Memory, MomentumCorrection
 from dgc.planner import BySize, Planner
 from dgc.rules import LayerRules
 from dgc.schedule import DensitySchedule, density_of
-from dgc.sparse import Payload
 
 NO_WARMUP = -1  # in the release, which has it as default; 0 here
 
@@ -87,26 +86,9 @@ def deep_gradient_compression(
             as the release does.
 
     Raises:
-        ValueError: Where settings contradict each other, or one of them has no effect.
+        ValueError: Where settings contradict each other.
     """
     exchange = exchange or AllGather()
-    if codec is None:
-        codec = wire_codec(fp16_values, int32_indices, values, indices)
-        if exchange.writes(Payload.SPARSE) is None:
-            given = {'fp16_values': fp16_values, 'int32_indices': int32_indices}
-            given |= {'values': values is not None, 'indices': indices is not None}
-            refuse_unused(given, f'{type(exchange).__name__} sums float32 values, without a codec')
-    if compressor is not None or exchange.selects:
-        selecting = type(exchange if compressor is None else compressor).__name__
-        changed = {
-            'sample_ratio': sample_ratio != 0.01,
-            'strided_sample': strided_sample is not True,
-            'compress_upper_bound': compress_upper_bound != 1.3,
-            'compress_lower_bound': compress_lower_bound != 0.8,
-            'max_adaptation_iters': max_adaptation_iters != 10,
-            'resample': resample is not True,
-        }
-        refuse_unused(changed, f'{selecting} selects, and has settings of its own')
     if compressor is None and exchange.selects:
         compressor = Dense()
     return Composition(
@@ -120,7 +102,7 @@ def deep_gradient_compression(
             max_adaptation_iters=max_adaptation_iters,
             resample=resample,
         ),
-        codec=codec,
+        codec=codec or wire_codec(fp16_values, int32_indices, values, indices),
         exchange=exchange,
         schedule=published_schedule(
             compress_ratio, warmup_epochs, warmup_coeff, warmup_stage_steps
@@ -131,18 +113,6 @@ def deep_gradient_compression(
         nonfinite=nonfinite,
         always_sparse=always_sparse,
     )
-
-
-def refuse_unused(given: Mapping[str, bool], reason: str) -> None:
-    """Raise ValueError for a setting that has no effect.
-
-    Args:
-        given: Settings by name, and whether each is set.
-        reason: Why they have no effect.
-    """
-    unused = [name for name, is_set in given.items() if is_set]
-    if unused:
-        raise ValueError(f'{", ".join(unused)}: no effect, since {reason}; leave it out')
 
 
 def published_schedule(

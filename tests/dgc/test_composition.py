@@ -10,16 +10,7 @@ from dgc.clipping import ClipByGlobalNorm, ClipByModelNorm, ClipByNorm, ClipByVa
 from dgc.codec import INDICES, VALUES, Codec, Unbiased
 from dgc.composition import Composition, describe
 from dgc.compressors import BlockTopK, Dense, SampledTopK, TopK
-from dgc.exchanges import (
-    AllGather,
-    AllReduce,
-    ChunkAllReduce,
-    GTopK,
-    Hierarchical,
-    RandomK,
-    Scale,
-    SparDL,
-)
+from dgc.exchanges import AllGather, AllReduce, GTopK, RandomK, Scale
 from dgc.memory import MomentumCorrection, NoMemory, Residual
 from dgc.planner import PerTensor
 from dgc.rules import LayerRules
@@ -279,23 +270,6 @@ def test_members_of_an_enumeration_differ_in_a_fingerprint():
         for scale in (Scale.WORLD_SIZE, Scale.CONTRIBUTORS)
     )
     assert one != other
-
-
-@pytest.mark.parametrize(
-    ('settings', 'name'),
-    [
-        ({'exchange': ChunkAllReduce(), 'values': 'int4'}, 'values'),
-        ({'exchange': ChunkAllReduce(), 'fp16_values': True}, 'fp16_values'),
-        ({'exchange': Hierarchical(ChunkAllReduce()), 'indices': 'packed'}, 'indices'),
-        ({'exchange': SparDL(), 'sample_ratio': 0.1}, 'sample_ratio'),
-        ({'compressor': TopK(), 'resample': False}, 'resample'),
-    ],
-    ids=str,
-)
-def test_a_setting_without_effect_is_refused(settings, name):
-    """failures row 4: int4 with chunks was silently float32."""
-    with pytest.raises(ValueError, match=f'{name}: no effect, since'):
-        dgc.deep_gradient_compression(**settings)
 
 
 def test_the_published_value_for_no_warm_up_is_none():

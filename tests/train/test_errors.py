@@ -210,10 +210,10 @@ STACKS: dict[str, tuple[int, str]] = {
     ),
     'dgc/int4 chunk/chunk16': (
         2,
-        'configs.train.compression: values: no effect, since ChunkAllReduce …'
-        f"({VALUES} = 'int4': configs/dgc/int4.py; {EXCHANGE} = …: configs/chunk/chunk16.py)",
+        f"{VALUES} = 'int4' has no effect, since ChunkAllReduce …({VALUES} = 'int4': "
+        f'configs/dgc/int4.py; {EXCHANGE} = …: configs/chunk/chunk16.py): leave it out',
     ),
-    'chunk/chunk16 dgc/int4': (2, 'configs.train.compression: values: no effect, since …'),
+    'chunk/chunk16 dgc/int4': (2, f"{VALUES} = 'int4' has no effect, since ChunkAllReduce …"),
     'dgc/int4 dense/sgd': (2, f"{VALUES} = 'int4' (configs/dgc/int4.py) has no effect: …dense …"),
     'spardl/gres gtopk/tree': (2, f'{EXCHANGE}.residuals = …(configs/gtopk/tree.py), …'),
     'spardl/gres dgc/gaussian': (
@@ -257,6 +257,25 @@ def test_files_that_contradict_each_other(stack, tmp_path):
     assert len(warnings) == bool(pattern), warnings
     assert 'there is no checkpoint' in done.complaints[0]  # it would train
     assert not pattern or matches(f'train.py: {warnings[0]}', pattern), warnings
+
+
+@pytest.mark.parametrize(
+    ('stack', 'setting', 'selecting'),
+    [
+        ('dgc/gaussian', 'sample_ratio=0.1', 'GaussianThreshold'),
+        ('spardl/gres', 'resample=False', 'SparDL'),
+        ('oktopk/periodic', 'strided_sample=False', 'PeriodicThreshold'),
+    ],
+)
+def test_a_setting_of_the_command_line_without_effect_is_refused(
+    stack, setting, selecting, tmp_path
+):
+    """failures row 4"""
+    words = ['--configs', 'configs/digits/cnn.py', f'configs/{stack}.py', '--runs', tmp_path]
+    done = here(*words, f'{TRAIN}.compression.{setting}')
+    (line,) = done.complaints
+    assert done.code == 2
+    assert matches(line, f'…has no effect, since {selecting} selects, …the command line…'), line
 
 
 @pytest.fixture

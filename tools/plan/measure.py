@@ -51,11 +51,11 @@ class Bench:
             composition.exchange,
             composition.codec,
             composition.compressor,
-            composition.always_sparse,
             composition.overlaps,
             self.update(composition),
             parts,
             self.growth(candidate.make) if sparse else Growth({}),
+            composition.always_sparse,
         )
 
     def growth(self, make: Make) -> Growth:

@@ -101,17 +101,18 @@ class Measured:
     overlaps: whether buckets may start during the backward pass.
     optimizer: seconds of its update.
     parts: its buckets, in the order in which they are sent.
+    always_sparse: see Composition.
     """
 
     name: str
     exchange: Exchange
     codec: Codec
     compressor: Compressor
-    always_sparse: bool
     overlaps: bool
     optimizer: float
     parts: Sequence[Part]
     growth: Growth
+    always_sparse: bool = False
 
 
 def predict(
