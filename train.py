@@ -29,11 +29,14 @@ from dgc import EngineError, NonFiniteGradientError, average_tensors, engines
 from dgc.engines import StalledError
 from dgc.handshake import AgreementError
 from utils.allocator import keep_freed_memory
-from utils.build import Evaluated, Parts, choose_device, seed_everything
+from utils.build import Evaluated, Parts, built_meters, choose_device, seed_everything
+from utils.checks import check_settings
 from utils.config import Config, ConfigError, load
+from utils.config.loading import parse_overrides
 from utils.failures import fail
 from utils.listing import listing
 from utils.log import Log
+from utils.naming import by_setting
 from utils.progress import LossCurve, PhaseTimer, progress_bar
 from utils.training.experiment import Experiment
 
@@ -53,9 +56,12 @@ def main(arguments: Namespace, overrides: list[str]) -> int:
     try:
         configs = load(arguments.configs, overrides, OPTIONS, DECLARATIONS)
         configs.check()
+        check_settings(configs)
+        torch.backends.cudnn.deterministic |= configs.deterministic
         device = choose_device(arguments.devices, launcher.device_index)
         mode = configs.train.distribution.build()
-        mode.run(Experiment(arguments, configs, device, train_epoch, evaluate))
+        settings = by_setting(parse_overrides(overrides))
+        mode.run(Experiment(arguments, configs, device, train_epoch, evaluate, settings))
     except Refused as error:  # raised on all ranks; one of them prints
         return give_up(error.code, str(error), launcher.size == 1 or launcher.rank == error.rank)
     except StalledError as error:  # before EngineError, which it is
@@ -108,7 +114,7 @@ def evaluate(parts: Evaluated, configs: Config) -> dict[str, float]:
     for split, loader in parts.loaders.items():
         if split == 'train':
             continue
-        meters = {name.format(split): node.build() for name, node in configs.train.meters.items()}
+        meters = {name.format(split): meter for name, meter in built_meters(configs).items()}
         with torch.inference_mode():
             for inputs, targets in loader:
                 outputs = parts.model(inputs.to(parts.device))

@@ -9,7 +9,13 @@ from utils.meters import TopK
 from utils.training.averaging import EveryStep
 from utils.training.synchronous import Synchronous
 
-configs.seed = described(42, 'Seed of the weights, the order of the data and its augmentation.')
+configs.seed = described(
+    42, 'Seed of the weights, the order of the data and its augmentation.', optional=True
+)
+
+configs.deterministic = described(
+    False, 'Whether cuDNN uses deterministic algorithms only, on GPUs.'
+)
 
 configs.dataset = described(REQUIRED_NODE, 'Training and test data.')
 configs.model = described(REQUIRED_NODE, 'The network.')
@@ -73,7 +79,9 @@ configs.train.warmup_lr_epochs = described(
     5, 'Epochs in which the learning rate rises from that of one worker.'
 )
 
-configs.train.metric = described('acc/test_top1', 'Meter that decides which checkpoint is best.')
+configs.train.metric = described(
+    'acc/test_top1', 'Meter that decides which checkpoint is best. None: the last.', optional=True
+)
 configs.train.meters = Config()
 configs.train.meters['acc/{}_top1'] = described(Config(TopK, k=1), 'Top-1 accuracy of a split.')
 configs.train.meters['acc/{}_top5'] = described(Config(TopK, k=5), 'Top-5 accuracy of a split.')

@@ -1,4 +1,10 @@
-"""Datasets: each is a class that takes its settings and is a dictionary {'train', 'test'}."""
+"""Datasets: each is a class that takes its settings and is a dictionary {'train', 'test'}.
+
+Hugging Face's package has the same name. ``from datasets import load_dataset`` works in a config
+file where that package is installed: see ``datasets/hugging_face.py``.
+"""
+
+from typing import Any
 
 from datasets.cifar import CIFAR
 from datasets.digits import Digits
@@ -6,3 +12,12 @@ from datasets.errors import DatasetError
 from datasets.imagenet import ImageNet
 
 __all__ = ['CIFAR', 'DatasetError', 'Digits', 'ImageNet']
+
+
+def __getattr__(name: str) -> Any:
+    """A name of Hugging Face's package. Raises ImportError, which an import statement shows."""
+    if name.startswith('__'):
+        raise AttributeError(name)
+    from datasets.hugging_face import attribute
+
+    return attribute(name)

@@ -40,6 +40,9 @@ class Composition:
         nonfinite: On an infinity or NaN in any rank's gradient, 'stop' raises an error on all ranks
             at that step; 'skip' skips the step on all ranks and restores all state, at the cost
             of a copy of the memory at each step (see Reducer).
+        always_sparse: Whether a bucket is compressed also where its messages would be longer than
+            a dense all-reduce, as in the release of Deep Gradient Compression. By default such a
+            bucket is sent uncompressed.
 
     Raises:
         ValueError: Where parts cannot be combined.
@@ -55,6 +58,7 @@ class Composition:
     clipping: Clipping | None = None
     transform: Transform = field(default_factory=Identity)
     nonfinite: str = 'stop'
+    always_sparse: bool = False
 
     def __post_init__(self) -> None:
         if self.nonfinite not in NONFINITE:
@@ -135,7 +139,7 @@ class Composition:
     @property
     def volume(self) -> Volume:
         """Computes the bytes that buckets send."""
-        return Volume(self.exchange, self.codec, self.compressor)
+        return Volume(self.exchange, self.codec, self.compressor, self.always_sparse)
 
     def state_for(self, spec: BucketSpec) -> dict[str, Entries]:
         """Return what each part keeps of a bucket between steps, by the part's role."""
@@ -156,7 +160,7 @@ class Composition:
         """
         parts = (
             self.codec, self.exchange, self.compressor, self.memory, self.transform, self.clipping,
-            self.rules, self.nonfinite,
+            self.rules, self.nonfinite, self.always_sparse,
         )  # fmt: skip
         schedule = self.schedule
         by_epoch = schedule.warmup_epochs and schedule.stage_steps is None

@@ -13,11 +13,17 @@ from dgc.exchanges.base import ring_bytes
 
 @dataclass(frozen=True)
 class Volume:
-    """The three parts that decide the size of messages, in closed form."""
+    """What decides the size of messages, in closed form.
+
+    Attributes:
+        exchange, codec, compressor: Parts of the composition.
+        always_sparse: Whether a bucket is compressed also where that sends more bytes.
+    """
 
     exchange: Exchange
     codec: Codec
     compressor: Compressor
+    always_sparse: bool = False
 
     def budget(self, spec: BucketSpec, density: float) -> int:
         """Return the largest number of elements of a bucket that a rank sends.
@@ -29,7 +35,8 @@ class Volume:
         return self.compressor.budget(spec, density)
 
     def compresses(self, spec: BucketSpec, density: float | None, world_size: int) -> bool:
-        """Return whether a bucket is compressed: only where that sends fewer bytes.
+        """Return whether a bucket is compressed: only where that sends fewer bytes, unless
+        ``always_sparse``.
 
         A single rank sends nothing: it decides as for two, so that it trains as in a larger job.
 
@@ -38,8 +45,8 @@ class Volume:
             density: Of the step; None for uncompressed.
             world_size: The number of ranks.
         """
-        if density is None:
-            return False
+        if density is None or self.always_sparse:
+            return density is not None
         k, world_size = self.budget(spec, density), max(world_size, 2)
         return self.exchange.is_smaller_than_dense(spec, k, self.codec, world_size)
 

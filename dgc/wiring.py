@@ -134,7 +134,8 @@ def make_plan(
         if timing is None and profile is not None:
             timing = measure(composition, engine, specs, profile)
         if timing is not None:
-            parts = composition.exchange, composition.codec, composition.compressor
+            volume = composition.volume
+            parts = volume.exchange, volume.codec, volume.compressor, volume.always_sparse
             request = replace(request, forecast=Forecast(timing, *parts))
     buckets = planner.plan(request)
     return Plan(buckets, planner.predicted(request, buckets), timing)

@@ -14,16 +14,18 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from dgc import DistributedOptimizer, Engine, LocalSteps
 from dgc.handshake import broadcast_tensors
 from dgc.parameter_server import WorkerOptimizer
+from utils.checks import build_composition, naming
 from utils.cli import Refused
-from utils.config import Config
+from utils.config import Config, ConfigError
 from utils.cores import available_cores
 from utils.data import TrainShare, Until, evaluation_loader, train_loader
 from utils.learning_rate import LearningRate
+from utils.meters import MeterError
 from utils.timing import measure_step
 from utils.training.averaging import Averaging, Surroundings
 
@@ -137,7 +139,6 @@ def build(
     """Build what one rank of synchronous training needs. Raises what the parts raise."""
     train = configs.train
     seed_everything(configs.seed)
-    check_epochs(configs)
     check_metric(configs, datasets)
     loader, share = build_train_loader(configs, datasets, engine.rank, engine.size, device)
     model = configs.model.build().to(device)
@@ -146,7 +147,7 @@ def build(
     ranks = averaging.ranks_per_step(engine.size)
     surroundings = Surroundings(
         model,
-        train.compression.build(),
+        build_composition(configs),
         engine,
         batches_per_step=train.num_batches_per_step,
         steps_per_epoch=len(loader),
@@ -155,7 +156,7 @@ def build(
     optimizer = averaging.wrap(build_optimizer(configs, model, ranks), surroundings)
     broadcast_tensors(engine, model.buffers())
     loaders = build_evaluation_loaders(configs, datasets, engine.rank, engine.size, device)
-    return Parts(
+    parts = Parts(
         engine=engine,
         device=device,
         model=model,
@@ -165,13 +166,16 @@ def build(
         rate=build_rate(configs, optimizer, len(loader), ranks),
         share=share,
     )
+    check_meters(configs, parts)
+    return parts
 
 
 def build_optimizer(configs: Config, model: nn.Module, workers: int) -> Optimizer:
     """The configured optimizer, its learning rate multiplied by batches per step and workers."""
     node, train = configs.train.optimizer, configs.train
     groups = parameter_groups(model, train.optimize_bn_separately)
-    return node.build(groups, lr=node.lr * train.num_batches_per_step * workers)
+    with naming(node):
+        return node.build(groups, lr=node.lr * train.num_batches_per_step * workers)
 
 
 def build_rate(
@@ -228,22 +232,45 @@ def build_scheduler(
     return node.build(optimizer, **in_steps)
 
 
-def check_epochs(configs: Config) -> None:
-    """Raise ValueError for fewer than one epoch."""
-    if configs.train.num_epochs < 1:
-        raise ValueError(
-            f'configs.train.num_epochs must be at least 1, got {configs.train.num_epochs}'
-        )
-
-
 def check_metric(configs: Config, datasets: dict[str, Dataset]) -> None:
     """Raise ValueError if configs.train.metric is not among the meters of the evaluation."""
-    splits = [split for split in datasets if split != 'train']
-    names = [name.format(split) for name in configs.train.meters for split in splits]
-    if configs.train.metric not in names:
-        raise ValueError(
-            f'configs.train.metric = {configs.train.metric!r} is no meter; there are {names}'
-        )
+    metric, splits = configs.train.metric, [split for split in datasets if split != 'train']
+    names = [name.format(split) for name in built_meters(configs) for split in splits]
+    if metric is not None and metric not in names:
+        raise ValueError(f'configs.train.metric = {metric!r} is no meter; there are {names}')
+
+
+def built_meters(configs: Config) -> dict[str, Any]:
+    """A fresh meter for each of configs.train.meters; those that are None are left out."""
+    return {name: node.build() for name, node in configs.train.meters.items() if node is not None}
+
+
+def check_meters(configs: Config, parts: Evaluated) -> None:
+    """Apply every meter to the first samples of every split, before anything is trained.
+
+    Raises:
+        ConfigError: For a meter that cannot measure what the model returns.
+    """
+    training = parts.model.training
+    parts.model.eval()
+    for split, loader in parts.loaders.items():
+        dataset: Any = getattr(loader, 'dataset', None)
+        if split == 'train' or not dataset:
+            continue
+        inputs, targets = default_collate([dataset[i] for i in range(min(2, len(dataset)))])
+        with torch.no_grad():  # tensors that the model keeps may be used in training
+            outputs = parts.model(inputs.to(parts.device))
+            for name, meter in built_meters(configs).items():
+                try:
+                    meter.update(outputs, targets.to(parts.device))
+                except MeterError as error:
+                    setting = f'configs.train.meters.{name}'
+                    is_metric = configs.train.metric == name.format(split)
+                    raise ConfigError(
+                        f"{setting}: {error}, or leave it out: '--{setting}' None"
+                        + (' --configs.train.metric None' if is_metric else '')
+                    ) from error
+    parts.model.train(training)
 
 
 def build_train_loader(

@@ -25,6 +25,7 @@ from dgc.handshake import gather_text
 from dgc.saved_state import merge_states
 from utils.build import Evaluated
 from utils.files import replacing
+from utils.naming import AT
 
 NAME = re.compile(r'e(\d+)\.r(\d+)of(\d+)\.pth')
 KEEP_EPOCHS = 3  # besides the best one
@@ -186,10 +187,15 @@ def restore(parts: Evaluated, run: Path, evaluate: bool = False) -> tuple[int, f
 
 
 def siblings(run: Path) -> str:
-    """Names runs of the same experiment with other numbers of workers that have checkpoints."""
+    """Names runs of the same config files with other numbers of workers that have checkpoints."""
     stem, dot, _ = run.name.rpartition('.np')
     if not dot:
         return ''
-    runs = [each for each in sorted(run.parent.glob('*')) if each.name.startswith(stem + dot)]
+    stack = stem.partition(AT)[0]
+    runs = [
+        each
+        for each in sorted(run.parent.glob('*'))
+        if each.name.startswith((stack + dot, stack + AT)) and each != run
+    ]
     usable = [str(each) for each in runs if Checkpoints(each / 'checkpoints').epochs(True)]
     return f', such as {", ".join(usable)}' if usable else ''

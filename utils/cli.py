@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from utils.config import ConfigError
 from utils.config.loading import check_exists
+from utils.naming import MAX_NAME, MAX_SUFFIX, check_part
 
 FAILED = 1  # exit code: an error in the code of a model, of data, or of this program
 BAD_INPUT = 2  # exit code
@@ -46,14 +47,14 @@ examples:
         --configs.engine.name simulated --configs.engine.size 16
   evaluate the best checkpoint of another run, in one process, whatever its number of workers:
     python train.py --configs configs/digits/cnn.py configs/dgc/wm5.py \\
-        --evaluate --resume 'runs/[digits.cnn+dgc.wm5].np2'
+        --evaluate --resume runs/digits.cnn+dgc.wm5.np2
   list all algorithms, config files and settings:
     python train.py --list
 """
 
 OPTIONS = (
     *('--configs', '--devices', '--evaluate', '--help', '--list'),
-    *('--resume', '--runs', '--serve', '--suffix'),
+    *('--name', '--resume', '--runs', '--serve', '--suffix'),
 )
 # Environment variables of the launchers in dgc.engines.launchers, which imports torch.
 RANKS = {  # rank: local rank
@@ -204,10 +205,14 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
         help='be the server of asynchronous training (short for --configs.server.bind)',
     )
     parser.add_argument('--suffix', default='', help='appended to the name of the run folder')
+    parser.add_argument(
+        '--name', help='name of the run folder, in place of one from files, settings and suffix'
+    )
     parser.add_argument('--runs', default='runs', help='where run folders are made (runs)')
     arguments, overrides = parser.parse_known_args(argv)
     if not arguments.configs and not arguments.list:
         parser.error('the following arguments are required: --configs (--list shows the files)')
+    check_names(parser, arguments)
     if arguments.serve is not None:
         overrides.append(f'--configs.server.bind={arguments.serve}')
     if importlib.util.find_spec('torch') is None:
@@ -217,6 +222,20 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
     except ConfigError as error:
         parser.error(str(error))
     return arguments, overrides
+
+
+def check_names(parser: Parser, arguments: argparse.Namespace) -> None:
+    """End the process for a --name or --suffix that cannot be that of a folder."""
+    try:
+        check_part('--suffix', arguments.suffix, MAX_SUFFIX)
+        if arguments.name is not None:
+            check_part('--name', arguments.name, MAX_NAME)
+    except ValueError as error:
+        parser.error(str(error))
+    if arguments.name is not None and arguments.suffix:
+        parser.error('argument --suffix: --name is the whole name of the run folder; leave one out')
+    if arguments.name in ('', '.', '..'):
+        parser.error(f'argument --name: {arguments.name!r} is not the name of a folder')
 
 
 class Once(logging.Filter):

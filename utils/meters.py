@@ -6,6 +6,10 @@ import torch
 from torch import Tensor
 
 
+class MeterError(ValueError):
+    """What a model returns cannot be measured by a meter. The message names what to change."""
+
+
 class TopK:
     """Top-k accuracy: percentage of samples whose class is among those with the k highest scores.
 
@@ -19,8 +23,25 @@ class TopK:
         self.count = 0
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
-        """Count a batch: scores ``[B, classes]`` and classes ``[B]``."""
-        best = outputs.topk(min(self.k, outputs.shape[1]), dim=1).indices
+        """Count a batch: scores ``[B, classes]`` and integer classes ``[B]``.
+
+        Raises:
+            MeterError: For tensors that are not these, or no more than k classes, of which the k
+                best are always a hit.
+        """
+        whole = not targets.is_floating_point() and not targets.is_complex()
+        if outputs.dim() != 2 or targets.shape != outputs.shape[:1] or not whole:
+            raise MeterError(
+                f'top-{self.k} accuracy compares scores [batch, classes] with whole numbers '
+                f'[batch], and the model returns {list(outputs.shape)} for targets '
+                f'{list(targets.shape)} of {targets.dtype}: choose another meter, in a config file'
+            )
+        if self.k >= outputs.shape[1]:
+            raise MeterError(
+                f'top-{self.k} accuracy is always 100 % of {outputs.shape[1]} classes: '
+                f'set k below {outputs.shape[1]}'
+            )
+        best = outputs.topk(self.k, dim=1).indices
         self.correct += int((best == targets[:, None]).sum())
         self.count += len(targets)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,7 @@ def closing_table(folder: Path, configs: Config, engine: Engine) -> None:
         return
     total = {name: sum(e.get(name, 0) for e in epochs) for name in epochs[-1] if '/' in name}
     rows = {
-        metric: f'{epochs[-1][metric]:.2f} at the end, {max(e[metric] for e in epochs):.2f} best',
+        **best_row(metric, epochs),
         'bytes sent': bytes_row(total),
         'density': f'{epochs[-1]["ratio"]:.4%} of the elements sent in the last epoch',
         **{
@@ -126,6 +126,14 @@ def closing_table(folder: Path, configs: Config, engine: Engine) -> None:
     }
     width = max(map(len, rows))
     print('\n' + '\n'.join(f'{name:<{width}}  {value}' for name, value in rows.items()), flush=True)
+
+
+def best_row(metric: str | None, epochs: Sequence[dict[str, float]]) -> dict[str, str]:
+    """The metric at the end and at its best; nothing where there is no metric."""
+    if metric is None:
+        return {}
+    best = max(epoch[metric] for epoch in epochs)
+    return {metric: f'{epochs[-1][metric]:.2f} at the end, {best:.2f} best'}
 
 
 def bytes_row(total: dict[str, float]) -> str:

@@ -29,6 +29,8 @@ from dgc.planner import BySize, Planner
 from dgc.rules import LayerRules
 from dgc.schedule import DensitySchedule, density_of
 
+NO_WARMUP = -1  # in the release, which has it as default; 0 here
+
 
 def deep_gradient_compression(
     compress_ratio: float = 0.001,
@@ -53,6 +55,7 @@ def deep_gradient_compression(
     planner: Planner | None = None,
     gradient_clipping: Clipping | None = None,
     nonfinite: str = 'stop',
+    always_sparse: bool = False,
 ) -> Composition:
     """Return the composition of the paper, by the setting names of its release.
 
@@ -79,6 +82,8 @@ def deep_gradient_compression(
         planner: Divides the parameters among buckets.
         gradient_clipping: Bounds on the local gradient.
         nonfinite: On an infinity or NaN, 'stop' or 'skip'; see Composition.
+        always_sparse: Whether to send sparse messages also where they are longer than dense ones,
+            as the release does.
 
     Raises:
         ValueError: Where settings contradict each other.
@@ -106,6 +111,7 @@ def deep_gradient_compression(
         planner=planner or BySize(),
         clipping=gradient_clipping,
         nonfinite=nonfinite,
+        always_sparse=always_sparse,
     )
 
 
@@ -122,6 +128,7 @@ def published_schedule(
     """
     if not compress_ratio > 0:
         raise ValueError(f'compress_ratio and warmup_coeff must be above 0, got {[compress_ratio]}')
+    warmup_epochs = 0 if warmup_epochs == NO_WARMUP else warmup_epochs
     density = density_of(compress_ratio)
     return DensitySchedule(density, warmup_epochs, warmup_coeff, warmup_stage_steps)
 

@@ -29,9 +29,10 @@ class DGCSGD(Optimizer):
         momentum: m. The memory reads and applies it; here it applies to weight decay only.
         weight_decay: λ, the L2 penalty.
         nesterov: Whether Nesterov momentum is used, by the memory and for weight decay.
+        dampening: 0, since the memory, which applies the momentum to gradients, dampens none.
 
     Raises:
-        ValueError: For a negative setting, or Nesterov without momentum.
+        ValueError: For a negative setting, Nesterov without momentum, or a dampening.
     """
 
     def __init__(
@@ -41,12 +42,17 @@ class DGCSGD(Optimizer):
         momentum: float = 0.0,
         weight_decay: float = 0.0,
         nesterov: bool = False,
+        dampening: float = 0.0,
     ) -> None:
         for name, value in {'lr': lr, 'momentum': momentum, 'weight_decay': weight_decay}.items():
             if value < 0:
                 raise ValueError(f'{name} must be at least 0, got {value}')
         if nesterov and momentum == 0:
             raise ValueError('nesterov needs a momentum above 0')
+        if dampening != 0:
+            raise ValueError(
+                f'dampening must be 0, got {dampening}: the memory applies the momentum, undampened'
+            )
         defaults = {
             'lr': lr,
             'momentum': momentum,

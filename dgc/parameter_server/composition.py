@@ -84,6 +84,7 @@ class Asynchronous:
         clipping: Bounds on a worker's gradient; None for none.
         scaling: Weight of an update by its staleness.
         statistics_period: Steps between two reports of a worker's BatchNorm statistics.
+        always_sparse: Whether messages are sparse also where they are longer than dense ones.
     """
 
     memory: Memory = field(default_factory=SAMomentum)
@@ -97,6 +98,7 @@ class Asynchronous:
     clipping: Clipping | None = None
     scaling: Scaling = field(default_factory=Unscaled)
     statistics_period: int = STATISTICS_PERIOD
+    always_sparse: bool = False
 
     def __post_init__(self) -> None:
         if self.secondary_ratio is not None and not self.secondary_ratio > 0:
@@ -104,6 +106,11 @@ class Asynchronous:
         if self.statistics_period < 1:
             raise ValueError(f'statistics_period must be at least 1, got {self.statistics_period}')
 
+        if self.planner.needs_timing or self.planner.saved_plan is not None:
+            raise ValueError(
+                f'{type(self.planner).__name__} is for synchronous training, since a parameter '
+                'server measures no times and reads no plan: leave the planner out'
+            )
         check_feedback(self.codec, self.memory)
         if self.codec.indices == 'none':
             raise ValueError(
@@ -169,11 +176,15 @@ class Asynchronous:
         return None if schedule is None else schedule.at(step, steps_per_epoch)
 
     def _is_sparse(self, bucket: Bucket) -> bool:
-        """Return whether the bucket's messages are sparse at its density, which must save bytes."""
+        """Return whether the bucket's messages are sparse at its density."""
         if bucket.density is None:
             return False
-        k = keep(bucket.numel, bucket.density)
-        return not is_cheaper_dense(bucket.numel, k, self.codec)
+        return not self.prefers_dense(bucket.numel, keep(bucket.numel, bucket.density))
+
+    def prefers_dense(self, numel: int, k: int) -> bool:
+        """Return whether k of n elements are sent as n: where that is no longer, unless
+        ``always_sparse``."""
+        return not self.always_sparse and is_cheaper_dense(numel, k, self.codec)
 
 
 def dual_way(
@@ -195,6 +206,7 @@ def dual_way(
     gradient_clipping: Clipping | None = None,
     scaling: Scaling | None = None,
     statistics_period: int = STATISTICS_PERIOD,
+    always_sparse: bool = False,
 ) -> Asynchronous:
     """Return dual-way gradient sparsification, DGS (Yan, arXiv 1910.10929).
 
@@ -217,6 +229,7 @@ def dual_way(
         gradient_clipping: Bounds on a worker's gradient; None for none.
         scaling: Weight of an update by its staleness; None applies every update as it is.
         statistics_period: Steps between two reports of a worker's BatchNorm statistics.
+        always_sparse: Whether to send sparse messages also where they are longer than dense ones.
     """
     return Asynchronous(
         memory=memory or SAMomentum(),
@@ -232,6 +245,7 @@ def dual_way(
         clipping=gradient_clipping,
         scaling=scaling or Unscaled(),
         statistics_period=statistics_period,
+        always_sparse=always_sparse,
     )
 
 

@@ -111,7 +111,7 @@ class Model:
             density = 1.0 if bucket.density is None else bucket.density
             corrected = Corrected(difference, state=state, spec=bucket.spec)
             part = compressor.select(corrected, density)
-            if part.is_dense or protocol.is_cheaper_dense(part.numel, len(part.values), codec):
+            if part.is_dense or self._composition.prefers_dense(part.numel, len(part.values)):
                 part = Sparse(values, None, part.numel)
             section = protocol.encode_section(part, codec)
             # Decoded again, because the worker receives the values as the codec rounds them.

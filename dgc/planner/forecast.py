@@ -105,12 +105,14 @@ class Forecast:
     Attributes:
         timing: What was measured.
         exchange, codec, compressor: Parts of the composition.
+        always_sparse: See Composition.
     """
 
     timing: Timing
     exchange: Exchange
     codec: Codec
     compressor: Compressor = field(default_factory=TopK)
+    always_sparse: bool = False
 
     def ready(self, name: str) -> float:
         """Return when a parameter's gradient is complete, in seconds from the start of the step.
@@ -122,7 +124,7 @@ class Forecast:
     def bucket_times(self, bucket: BucketSpec) -> BucketTimes:
         """Return the predicted times of a bucket at its density after the warm-up."""
         costs, numel = self.timing.costs, bucket.numel
-        volume = Volume(self.exchange, self.codec, self.compressor)
+        volume = Volume(self.exchange, self.codec, self.compressor, self.always_sparse)
         route, density = costs.dense, None  # uncompressed
         if costs.sparse is not None and volume.compresses(bucket, bucket.density, costs.workers):
             route, density = costs.sparse, bucket.density

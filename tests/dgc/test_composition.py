@@ -270,3 +270,9 @@ def test_members_of_an_enumeration_differ_in_a_fingerprint():
         for scale in (Scale.WORLD_SIZE, Scale.CONTRIBUTORS)
     )
     assert one != other
+
+
+def test_the_published_value_for_no_warm_up_is_none():
+    """failures row 23"""
+    published = dgc.deep_gradient_compression(warmup_epochs=-1)
+    assert published.schedule == dgc.deep_gradient_compression().schedule

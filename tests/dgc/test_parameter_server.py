@@ -144,6 +144,18 @@ def test_dense_parameters_equal_the_servers_after_each_step(codec, ratio):
                 assert torch.equal(parameter, servers[name]), name
 
 
+@pytest.mark.parametrize('always_sparse', [True, False])
+def test_messages_longer_than_dense_are_sent_on_request(always_sparse):
+    """failures row 6"""
+    world = World(lambda: dual_way(0.8, always_sparse=always_sparse), slots=1)
+    worker = world.join()
+    for _ in range(3):
+        worker.step()
+    numel = sum(parameter.numel() for _, parameter in worker.named)
+    elements = [update.elements for update in world.notes.updates]
+    assert all((each < 2 * numel) == always_sparse for each in elements), (elements, numel)
+
+
 def test_nesterov_needs_momentum_correction():
     settings = {'lr': 0.1, 'momentum': 0.9, 'nesterov': True}
     world = World(lambda: dual_way(1.0, memory=MomentumCorrection()), slots=1, **settings)

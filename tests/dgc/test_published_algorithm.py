@@ -25,7 +25,14 @@ def gradient_of(weights: list[np.ndarray], rank: int, step: int) -> list[np.ndar
     return [p.grad.numpy().flatten().astype(np.float64) for _, p in named]
 
 
-def published(size: int, momentum: float, nesterov: bool, masking: bool, decay: float):
+def published(
+    size: int,
+    momentum: float,
+    nesterov: bool,
+    masking: bool,
+    decay: float,
+    density: float = DENSITY,
+):
     """Section 3 of the paper, a parameter at a time; returns the weights after each step."""
     weights = [p.detach().numpy().flatten().astype(np.float64) for _, p in parameters()]
     zeros = lambda: [np.zeros_like(w) for w in weights]  # noqa: E731
@@ -46,7 +53,7 @@ def published(size: int, momentum: float, nesterov: bool, masking: bool, decay: 
                 sparse = len(shape) > 1
                 chosen = range(len(g))
                 if sparse:
-                    chosen = top(v[rank][index], keep_count(len(g), DENSITY))
+                    chosen = top(v[rank][index], keep_count(len(g), density))
                 for i in chosen:
                     total[index][i] += v[rank][index][i]
                     v[rank][index][i] = 0
@@ -87,6 +94,31 @@ def test_it_is_the_paper_step_by_step(size, masking, momentum, nesterov, decay):
         for ours, theirs in zip(history, expected, strict=True):
             for weight, right in zip(ours, theirs, strict=True):
                 np.testing.assert_allclose(weight.numpy().flatten(), right, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('always_sparse', [True, False])
+def test_messages_longer_than_dense_are_sent_as_published_on_request(always_sparse):
+    """failures row 6: at a density of 0.6, as in a warm-up, 8-byte indices make messages longer."""
+
+    def worker(engine):
+        named = parameters()
+        composition = exact(0.6, memory=MomentumCorrection(), always_sparse=always_sparse)
+        optimizer = wrap(named, composition, engine, lr=LR, momentum=0.9)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss(named, engine.rank, step).backward()
+            optimizer.step()
+        return values(named), optimizer.progress
+
+    right = published(3, 0.9, False, True, 0.0, density=0.6)[-1]
+    for ours, progress in dgc.simulate(3, worker):
+        same = [
+            np.allclose(weight.numpy().flatten(), expected, rtol=1e-4, atol=1e-5)
+            for weight, expected in zip(ours, right, strict=True)
+        ]
+        assert all(same) == always_sparse
+        assert (progress.sent > progress.dense_sent) == always_sparse
+        assert (progress.sent_elements < progress.elements) == always_sparse
 
 
 def test_residual_is_error_feedback_step_by_step():

@@ -144,3 +144,11 @@ def test_a_buffer_of_a_run_in_another_memory_format_is_gone_on_with(was):
     for each in (first, second):
         each.step()
     torch.testing.assert_close(later.detach(), earlier.detach())
+
+
+def test_the_published_dampening_is_accepted_at_its_default_only():
+    """failures row 23"""
+    parameters = [Parameter(torch.zeros(2))]
+    assert DGCSGD(parameters, lr=0.1, momentum=0.9, dampening=0)
+    with pytest.raises(ValueError, match=r'dampening must be 0, got 0\.5'):
+        DGCSGD(parameters, lr=0.1, momentum=0.9, dampening=0.5)

@@ -75,7 +75,7 @@ def launched(tmp_path_factory) -> Run:
 
 
 def test_a_launcher_starts_one_process_more_than_workers(launched):
-    assert launched.folder.name == '[digits.cnn+dgs.dgs].np2'
+    assert launched.folder.name == 'digits.cnn+dgs.dgs@num_epochs=3.np2'
     assert launched.environment['workers'] == '2'
     assert [line['epoch'] for line in launched.metrics] == [0, 1, 2]
     assert launched.metrics[-1]['updates'] == 3 * 2 * 44

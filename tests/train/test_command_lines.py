@@ -18,7 +18,8 @@ from dgc.memory import MomentumCorrection
 from utils.build import parameter_groups
 from utils.cli import parse_arguments
 from utils.config import Config, load
-from utils.naming import run_name
+from utils.config.loading import parse_overrides
+from utils.naming import by_setting, run_name
 
 FILES = sorted(str(p.relative_to(ROOT)) for p in (ROOT / 'configs').rglob('[!_]*.py'))
 
@@ -39,8 +40,9 @@ def parse(line: str) -> Config:
 
 
 def name(line: str, size: int) -> str:
-    arguments, _ = parse_arguments(line.split())
-    return run_name(arguments.configs, arguments.suffix, size)
+    arguments, words = parse_arguments(line.split())
+    overrides = by_setting(parse_overrides(words))
+    return run_name(arguments.configs, arguments.suffix, size, overrides)
 
 
 def ratios(configs: Config, epochs: int) -> list[float | None]:
@@ -64,7 +66,7 @@ RESNET20 = (
 def test_the_published_cifar_line():
     configs = parse(RESNET20)
     train, composition = configs.train, configs.train.compression.build()
-    assert name(RESNET20, 8) == '[cifar.resnet20+dgc.[wm5+fp16+int32]].e500.np8'
+    assert name(RESNET20, 8) == 'cifar.resnet20+dgc.wm5,fp16,int32.e500@num_epochs=500.np8'
     assert ratios(configs, 8) == pytest.approx([*WM5, 0.001, 0.001])
     assert ratios(configs, 6)[:5] == pytest.approx([0.316, 0.1, 0.032, 0.01, 0.0032], rel=0.02)
     assert vars(composition.codec) == vars(Codec('fp16', 'int32'))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable
 
 import pytest
-from launching import DIGITS, SIMULATED, here, launch
+from launching import DIGITS, ROOT, SIMULATED, here, launch
 
 CIFAR = ['--configs', 'configs/cifar/resnet20.py', '--devices', 'cpu']
 TRAIN = '--configs.train'
@@ -82,7 +84,10 @@ CASES: dict[str, tuple[list[str], str]] = {
         'configs.train.batch_size: … training samples per worker are fewer than one step of '
         '5000; …',
     ),
-    'no batch': ([*DIGITS, f'{TRAIN}.batch_size', '0'], '…batch_size=0'),
+    'no batch': (
+        [*DIGITS, f'{TRAIN}.batch_size', '0'],
+        'configs.train.batch_size must be at least 1, got 0',
+    ),
     'unknown metric': (
         [*DIGITS, f'{TRAIN}.metric', 'acc/test_top2'],
         "configs.train.metric = 'acc/test_top2' is no meter; …",
@@ -94,7 +99,7 @@ CASES: dict[str, tuple[list[str], str]] = {
     'momentum twice': (
         [*DIGITS[:2], *DIGITS[2:-2], f'{TRAIN}.optimizer.nesterov', 'True',
          f'{TRAIN}.optimizer.momentum', '0.0'],
-        'nesterov needs a momentum above 0',
+        'configs.train.optimizer: nesterov needs a momentum above 0 (…the command line…',
     ),
     'no epoch': (
         [*DIGITS, f'{TRAIN}.num_epochs', '0'],
@@ -102,7 +107,7 @@ CASES: dict[str, tuple[list[str], str]] = {
     ),
     'negative warm-up': (
         [*DIGITS, f'{TRAIN}.compression.warmup_epochs', '-2'],
-        '…warmup_epochs must be at least 0, got -2',
+        '…warmup_epochs must be at least 0, got -2 (…warmup_epochs = -2: the command line)',
     ),
     'a name in the place of a node': (
         ['--configs', 'configs/digits/cnn.py', '--configs.dataset', 'datasets.Digits'],
@@ -135,6 +140,19 @@ CASES: dict[str, tuple[list[str], str]] = {
 }  # fmt: skip
 
 
+def table() -> dict[str, tuple[list[str], str, int]]:
+    """The mistakes of docs/errors.md: what is typed, the line that answers, and the exit code."""
+    text = (ROOT / 'docs/errors.md').read_text()
+    row = r'^\| ([^|]+) \| (?:`([^|]+)`|\(nothing\)) \| `([^|]+)` \| (\d+) \|$'
+    return {
+        name: (shlex.split(words), message, int(code))
+        for name, words, message, code in re.findall(row, text, re.M)
+    }
+
+
+MISTAKES = table()
+
+
 def matches(line: str, pattern: str) -> bool:
     """Whether the parts of ``pattern`` between its … come in that order, and nothing else."""
     parts, at = f'train.py: {pattern}'.split('…'), 0
@@ -161,6 +179,111 @@ def test_one_process(case, tmp_path):
     (line,) = done.complaints
     assert matches(line, pattern), line
     assert not list(tmp_path.iterdir())  # nothing is left of what did not begin
+
+
+def test_the_table_of_the_documents_has_every_row():
+    """Issue: the twenty mistakes of a newcomer, with message and exit code."""
+    lines = (ROOT / 'docs/errors.md').read_text().partition('| mistake |')[2].splitlines()
+    rows = [line for line in lines[2:] if line.startswith('|')]
+    written = rows[: rows.index(next(row for row in rows if row.startswith('| stack')))]
+    assert len(MISTAKES) == len(written) >= 20
+
+
+@pytest.mark.parametrize('mistake', MISTAKES)
+def test_a_mistake_of_the_documents(mistake, tmp_path):
+    words, pattern, code = MISTAKES[mistake]
+    more = [] if '--runs' in words else ['--runs', tmp_path]
+    done = here(*more, *([] if '--devices' in words else ['--devices', 'cpu']), *words)
+    assert done.code == code
+    (line,) = done.complaints
+    assert matches(line, pattern), line
+    if code == 2:
+        assert [line for line in done.lines if line] == done.complaints
+        assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------- stacks: docs/failures.md, row 4
+
+EXCHANGE, VALUES = 'configs.train.compression.exchange', 'configs.train.compression.values'
+STACKS: dict[str, tuple[int, str]] = {
+    'gtopk/tree dgs/asgd': (
+        2,
+        f'{EXCHANGE} = GTopK (configs/gtopk/tree.py) has no effect: configs.train.compression is '
+        'dual_way (configs/dgs/asgd.py), which takes no exchange; leave one of the two files out',
+    ),
+    'dgs/asgd gtopk/tree': (
+        2,
+        'configs.train.distribution = ParameterServer works with a composition of class '
+        'Asynchronous, …configs/gtopk/tree.py; …configs/dgs/asgd.py): leave one of the two out',
+    ),
+    'dgc/int4 chunk/chunk16': (
+        2,
+        f"{VALUES} = 'int4' has no effect, since ChunkAllReduce …({VALUES} = 'int4': "
+        f'configs/dgc/int4.py; {EXCHANGE} = …: configs/chunk/chunk16.py): leave it out',
+    ),
+    'chunk/chunk16 dgc/int4': (2, f"{VALUES} = 'int4' has no effect, since ChunkAllReduce …"),
+    'dgc/int4 dense/sgd': (2, f"{VALUES} = 'int4' (configs/dgc/int4.py) has no effect: …dense …"),
+    'spardl/gres gtopk/tree': (2, f'{EXCHANGE}.residuals = …(configs/gtopk/tree.py), …'),
+    'spardl/gres dgc/gaussian': (
+        2,
+        'configs.train.compression: GaussianThreshold and SparDL do not fit: …'
+        'configs/dgc/gaussian.py; …configs/spardl/gres.py)',
+    ),
+    'dgc/fp16 dgc/int8': (2, "…values='int8' is set already: …configs/dgc/fp16.py; …"),
+    'diloco/diloco dgs/dgs': (2, 'configs.train.averaging = OuterSteps has no effect …'),
+    'dgc/wm5 omgs/merged dgs/dgs': (2, '…Merged is for synchronous training…configs/omgs/…'),
+    'gtopk/tree spardl/gres': (
+        0,
+        'warning: configs/spardl/gres.py replaces what configs/gtopk/tree.py set: '
+        f'{EXCHANGE} was GTopK, is SparDL',
+    ),
+    'dense/sgd dgc/int4': (
+        0,
+        'warning: configs/dgc/int4.py replaces what configs/dense/sgd.py set: '
+        'configs.train.compression was dense, is deep_gradient_compression',
+    ),
+    'dgc/wm5 gtopk/wm4': (0, '…configs.train.compression.warmup_epochs was 5, is 4'),
+    'dgc/wm5 gtopk/tree': (0, ''),
+    'dgc/fp16 dgc/packed spardl/mc': (0, ''),
+    'dgc/wm5 omgs/merged plan/whole': (0, ''),
+}
+
+
+@pytest.mark.parametrize('stack', STACKS)
+def test_files_that_contradict_each_other(stack, tmp_path):
+    """failures row 4"""
+    code, pattern = STACKS[stack]
+    files = ['configs/digits/cnn.py', *(f'configs/{name}.py' for name in stack.split())]
+    words = ['--configs', *files, '--devices', 'cpu', '--runs', tmp_path]
+    done = here(*words, '--evaluate', *([] if code else ['--suffix', '.none']))
+    if code:
+        assert done.code == code
+        (line,) = done.complaints
+        assert matches(line, pattern), line
+        return
+    warnings = [line for line in done.lines if line.startswith('warning: ')]
+    assert len(warnings) == bool(pattern), warnings
+    assert 'there is no checkpoint' in done.complaints[0]  # it would train
+    assert not pattern or matches(f'train.py: {warnings[0]}', pattern), warnings
+
+
+@pytest.mark.parametrize(
+    ('stack', 'setting', 'selecting'),
+    [
+        ('dgc/gaussian', 'sample_ratio=0.1', 'GaussianThreshold'),
+        ('spardl/gres', 'resample=False', 'SparDL'),
+        ('oktopk/periodic', 'strided_sample=False', 'PeriodicThreshold'),
+    ],
+)
+def test_a_setting_of_the_command_line_without_effect_is_refused(
+    stack, setting, selecting, tmp_path
+):
+    """failures row 4"""
+    words = ['--configs', 'configs/digits/cnn.py', f'configs/{stack}.py', '--runs', tmp_path]
+    done = here(*words, f'{TRAIN}.compression.{setting}')
+    (line,) = done.complaints
+    assert done.code == 2
+    assert matches(line, f'…has no effect, since {selecting} selects, …the command line…'), line
 
 
 @pytest.fixture

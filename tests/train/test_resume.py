@@ -21,11 +21,13 @@ BATCH = ['--configs.train.batch_size', '64']  # few steps, so that the tests are
 
 
 def train(runs: Path, epochs: int, *more: str | Path, size: int = 2, code: int = 0) -> Run:
-    """Train under ``size`` simulated workers; the run that is left alone under ``runs``."""
+    """Train under ``size`` simulated workers; the run whose folder is printed, or is there."""
     words = [*DIGITS, *BATCH, '--configs.train.num_epochs', str(epochs), '--runs', runs]
     done = here(*words, *SIMULATED, str(size), *more)
     assert done.code == code, done.output
-    return Run(runs / f'[digits.cnn+dgc.[wm5+fp16+int32]].np{size}', done)
+    printed = [Path(line) for line in done.lines if line.startswith(f'{runs}/')]
+    printed = [path for path in printed if path.is_dir()]
+    return Run((printed or sorted(runs.glob('*')) or [runs])[0], done)
 
 
 @pytest.fixture(scope='module')
@@ -221,10 +223,10 @@ def test_naming_ones_own_folder_is_resuming(copied, inside):
 def test_a_second_run_of_the_same_name_moves_the_first_aside(copied):
     runs, name = copied.folder.parent, copied.folder.name
     before = copied.metrics
-    train(runs, 1)
+    train(runs, 2)
     assert Run(runs / f'{name}~1').metrics == before
-    assert len(Run(runs / name).metrics) == 1
-    train(runs, 1)
+    assert len(Run(runs / name).metrics) == 2
+    train(runs, 2)
     assert sorted(path.name for path in runs.iterdir()) == [name, f'{name}~1', f'{name}~2']
     assert Run(runs / f'{name}~1').metrics == before
 

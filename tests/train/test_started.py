@@ -43,14 +43,14 @@ def any_run(request, trained) -> Run:
 
 def test_a_run_has_the_published_name_and_nothing_is_wrong(pair):
     _, run = pair
-    assert run.folder.name == '[digits.cnn+dgc.[wm5+fp16+int32]].x.np2'
+    assert run.folder.name == 'digits.cnn+dgc.wm5,fp16,int32.x@batch_size=64,num_epochs=3.np2'
     assert run.done.complaints == []
     assert not [line for line in run.done.lines if 'Traceback' in line or 'Warning' in line]
 
 
 def test_one_process_is_a_world_of_its_own(trained):
     run = trained('python')
-    assert run.folder.name == '[digits.cnn+dgc.[wm5+fp16+int32]].x.np1'
+    assert run.folder.name == 'digits.cnn+dgc.wm5,fp16,int32.x@batch_size=64,num_epochs=3.np1'
     assert run.environment['engine'] == 'local'
     assert all(line['bytes/sent'] == 0 < line['ratio'] for line in run.metrics)
 

@@ -1,5 +1,7 @@
 """The stack: which files run, in which order, what they may declare, and how they fail."""
 
+import sys
+
 import config_parts
 import pytest
 from config_parts import complaint, write
@@ -173,3 +175,83 @@ def test_after_loading_the_tree_stays_locked(resnet20):
         ConfigError, match=r'^configs\.sed is not a setting; did you mean configs\.seed\?$'
     ):
         configs.sed = 1
+
+
+# ---------------------------------------------------------------- packages and helpers: row 22
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A Python package of the user's own, with a config file in a folder of it; and its root."""
+    monkeypatch.setattr('sys.path', [*sys.path])
+    folder = tmp_path / 'project/mypackage'
+    write_plain(folder / '__init__.py', 'from mypackage.nets import WIDTH\n')
+    write_plain(folder / 'nets.py', 'WIDTH = 7\n')
+    write_plain(folder / 'experiments/__init__.py', '')
+    write_plain(folder / 'experiments/helper_of_row_22.py', 'DEPTH = 3\n')
+    yield folder
+    for name in [name for name in sys.modules if name.partition('.')[0] == 'mypackage']:
+        del sys.modules[name]
+    sys.modules.pop('helper_of_row_22', None)
+
+
+def write_plain(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_the_init_files_of_a_package_are_not_config_files(package, stack):
+    """failures row 22: executed as config files they could not import, and ran twice."""
+    write_plain(package / '__init__.py', 'count = globals().get("count", 0) + 1\nimport mypackage')
+    leaf = write(package / 'experiments/leaf.py', 'configs.seed = 5')
+    assert load([leaf], root=stack / '__init__.py').seed == 5
+    assert 'mypackage' not in sys.modules
+
+
+@pytest.mark.parametrize(
+    'line',
+    [
+        'from helper_of_row_22 import DEPTH as X',
+        'from .helper_of_row_22 import DEPTH as X',
+        'from mypackage.experiments.helper_of_row_22 import DEPTH as X',
+        'from ..nets import WIDTH as X',
+        'import mypackage.nets; X = mypackage.nets.WIDTH',
+    ],
+)
+def test_a_config_file_imports_what_is_beside_it_and_its_package(package, stack, line):
+    """failures row 22"""
+    leaf = write(package / 'experiments/leaf.py', f'{line}\nconfigs.seed = X')
+    assert load([leaf], root=stack / '__init__.py').seed == (3 if 'DEPTH' in line else 7)
+
+
+def test_a_relative_import_below_declarations_is_explained(stack):
+    """failures row 22: the folder of declarations is no package."""
+    leaf = write(stack / 'cifar/leaf.py', 'from .helper import x')
+    assert 'import a module beside a config file by its name alone' in complaint([leaf])
+
+
+def test_a_helper_hides_nothing_of_the_program(package, stack):
+    """failures row 22: folders of config files come last on the path."""
+    write_plain(package / 'experiments/random.py', 'raise RuntimeError("hidden")')
+    leaf = write(package / 'experiments/leaf.py', 'import random\nconfigs.seed = 5')
+    assert load([leaf], root=stack / '__init__.py').seed == 5
+
+
+@pytest.mark.parametrize('encoding', ['utf-16', 'utf-32', 'latin-1'])
+def test_a_file_in_another_encoding_is_said_to_be(tmp_path, monkeypatch, encoding):
+    """failures row 18: UTF-16 gave the line None."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'leaf.py').write_bytes('"""Größe"""\nconfigs.seed = 1\n'.encode(encoding))
+    text = complaint(['leaf.py'])
+    assert text.startswith('leaf.py:') and 'None' not in text
+    assert 'UTF-8' in text or 'utf-8' in text
+
+
+@pytest.mark.parametrize('wrong', ['cifar.resnet20', 'cifar/resnet20.py', 'resnet20.py'])
+def test_a_name_with_dots_means_a_config_file(stack, monkeypatch, wrong):
+    """failures row 18: --configs digits.cnn suggested a file of models/"""
+    monkeypatch.chdir(stack.parent)
+    write_plain(stack.parent / 'models/cifar.py', '')
+    text = f'there is no config file {wrong}; did you mean configs/cifar/resnet20.py?'
+    assert complaint([wrong]) == text

@@ -88,7 +88,8 @@ def test_none_returns_to_a_default_of_none(stack):
          'configs.train.nesterov = 1: expected bool, got int'),
         (['--configs.train.nesterov', 'true'],
          "configs.train.nesterov = 'true': expected bool, got str"),
-        (['--configs.name', '12'], 'configs.name = 12: expected str, got int'),
+        (['--configs.name', '1_1_1'], 'configs.name = 111: expected str, got int; '
+         'quote it twice to give a string: "\'1_1_1\'"'),  # docs/failures.md, row 18
         (['--configs.train.milestones', '3'],
          'configs.train.milestones = 3: expected list, got int'),
         (['--configs.train.optimizer.nesterov', '0'],

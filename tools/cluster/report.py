@@ -8,7 +8,8 @@ from pathlib import Path
 
 from tools.cluster.network import Counters
 from utils.cli import parse_arguments
-from utils.naming import run_name
+from utils.config.loading import parse_overrides
+from utils.naming import by_setting, run_name
 
 
 def since(before: Sequence[Counters], after: Sequence[Counters]) -> list[Counters]:
@@ -26,10 +27,12 @@ def counted_by_training(command: Sequence[str], workers: int) -> int | None:
     """
     if Path(command[0]).name != 'train.py':
         return None
-    arguments, _ = parse_arguments(command[1:])
+    arguments, overrides = parse_arguments(command[1:])
     if arguments.evaluate or arguments.resume is not None:
         return None
-    folder = Path(arguments.runs) / run_name(arguments.configs, arguments.suffix, workers)
+    settings = by_setting(parse_overrides(overrides))
+    name = arguments.name or run_name(arguments.configs, arguments.suffix, workers, settings)
+    folder = Path(arguments.runs) / name
     try:
         lines = (folder / 'metrics.jsonl').read_text().splitlines()
         return round(sum(json.loads(line)['bytes/sent'] for line in lines))

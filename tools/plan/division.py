@@ -55,7 +55,8 @@ def divisions(bench: Bench, make: Make, host: Calibration, setting: Setting) -> 
     step = scaled(bench.step, setting.sharing)
     numel = sum(parameter.numel for parameter in request.parameters)
     timing = Timing(step.arrivals, step.backward, costs(bench, make, numel, host, setting))
-    parts = composition.exchange, composition.codec, composition.compressor
+    volume = composition.volume
+    parts = volume.exchange, volume.codec, volume.compressor, volume.always_sparse
     forecast = Forecast(timing, *parts)
     request = replace(request, world_size=setting.workers, forecast=forecast)
     update = setting.sharing * bench.update(composition)

@@ -55,6 +55,7 @@ class Bench:
             self.update(composition),
             parts,
             self.growth(candidate.make) if sparse else Growth({}),
+            composition.always_sparse,
         )
 
     def growth(self, make: Make) -> Growth:

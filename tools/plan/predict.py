@@ -101,6 +101,7 @@ class Measured:
     overlaps: whether buckets may start during the backward pass.
     optimizer: seconds of its update.
     parts: its buckets, in the order in which they are sent.
+    always_sparse: see Composition.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Measured:
     optimizer: float
     parts: Sequence[Part]
     growth: Growth
+    always_sparse: bool = False
 
 
 def predict(
@@ -131,7 +133,13 @@ def predict(
     buckets = []
     for part in measured.parts:
         timing = Timing(arrivals, step.backward, costs(part, measured.growth, host, setting))
-        forecast = Forecast(timing, measured.exchange, measured.codec, measured.compressor)
+        forecast = Forecast(
+            timing,
+            measured.exchange,
+            measured.codec,
+            measured.compressor,
+            measured.always_sparse,
+        )
         buckets.append(forecast.bucket_times(part.spec))
     return end(buckets, step.backward) + slowdown * measured.optimizer
 

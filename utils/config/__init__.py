@@ -23,7 +23,7 @@ An experiment is a stack of files. They are executed in the order given, each af
 Every mistake that can be found is found before training starts, as a `ConfigError` of one line.
 """
 
-from utils.config.loading import load
+from utils.config.loading import blame, load
 from utils.config.tree import (
     REQUIRED,
     REQUIRED_NODE,
@@ -39,6 +39,7 @@ __all__ = [
     'REQUIRED_NODE',
     'Config',
     'ConfigError',
+    'blame',
     'configs',
     'derived',
     'described',

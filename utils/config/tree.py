@@ -2,10 +2,15 @@
 
 import difflib
 import inspect
+import types
+import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from functools import partial
+from enum import Enum
+from functools import cache, partial
 from typing import Any
+
+from utils.config.replaced import REPLACED
 
 
 class ConfigError(Exception):
@@ -51,12 +56,13 @@ class described:  # noqa: N801 (reads like `derived`)
     """A default with the line that `train.py --list` shows beside it.
 
     `configs.seed = described(42, 'Seed of the weights.')` sets 42. The line belongs to the name: it
-    stays when another value is set.
+    stays when another value is set. With `optional`, the command line may set None.
     """
 
-    def __init__(self, value: Any, line: str) -> None:
+    def __init__(self, value: Any, line: str, optional: bool = False) -> None:
         self.value = value
         self.line = line
+        self.optional = optional
 
 
 # The derived settings being computed, outermost first; a ContextVar has one chain per thread.
@@ -77,7 +83,10 @@ class Config:
     copy. Lists, tuples and dicts are copied when they are set, so that no two trees share one.
     """
 
-    __slots__ = ('_func', '_lines', '_name', '_open', '_parameters', '_parent', '_settings')
+    __slots__ = (
+        *('_func', '_lines', '_name', '_open'),
+        *('_optional', '_parameters', '_parent', '_settings'),
+    )
 
     def __init__(self, func: Callable[..., Any] | None = None, /, **settings: Any) -> None:
         if func is not None and not callable(func):
@@ -88,6 +97,7 @@ class Config:
         self._name: str = getattr(func, '__name__', 'Config')
         self._settings: dict[str, Any] = {}
         self._lines: dict[str, str] = {}  # what `described` says, by name
+        self._optional: set[str] = set()
         for name, value in settings.items():
             self[name] = value
 
@@ -99,7 +109,9 @@ class Config:
         if not self._accepts(name):
             raise self._unknown(name)
         if isinstance(value, described):
-            self._lines[name], value = value.line, value.value
+            self._lines[name] = value.line
+            self._optional |= {name} if value.optional else set()
+            value = value.value
         self._check_node(name, value)
         self._settings[name] = _map(partial(self._attached, name), value)
 
@@ -177,6 +189,11 @@ class Config:
         """
         return dict(_flatten(self._path(), self))
 
+    def _accepted_paths(self) -> Iterator[str]:
+        """The dotted names of what may be set at and below this node, upper nodes first."""
+        for node in self._nodes():
+            yield from map(node._path, dict.fromkeys((*node._settings, *node._parameters)))
+
     def __str__(self) -> str:
         return '\n'.join(f'{name} = {value!r}' for name, value in self.flat().items())
 
@@ -185,7 +202,7 @@ class Config:
 
     def __copy__(self) -> 'Config':
         copy = Config(self._func, **self._settings)
-        copy._lines = dict(self._lines)
+        copy._lines, copy._optional = dict(self._lines), set(self._optional)
         return copy
 
     def __deepcopy__(self, memo: object) -> 'Config':
@@ -206,22 +223,42 @@ class Config:
             value._parent, value._name = self, name
         return value
 
+    def _is_optional(self, name: str) -> bool:
+        """Whether the command line may set None."""
+        parameter = self._parameters.get(name)
+        return name in self._optional or (parameter is not None and parameter.default is None)
+
     def _check_node(self, name: str, value: Any) -> None:
         """Refuse a value in the place of a callable node, such as a function without Config()."""
         old = self._settings.get(name)
         is_node = old is REQUIRED_NODE or (isinstance(old, Config) and old._func is not None)
-        if is_node and value is not None and not isinstance(value, Config | derived | _Required):
+        accepted: tuple[type, ...] = (Config, derived, _Required)
+        if not is_node and isinstance(value, str | type | types.FunctionType):
+            is_node = takes_object(self._func, name)
+        if is_node and value is not None and not isinstance(value, accepted):
             shown = getattr(value, '__name__', repr(value))
             raise ConfigError(
                 f'{self._path(name)} = {shown}: give it a Config(function, …), in a config file'
             )
 
     def _unknown(self, name: str) -> UnknownSetting:
+        path = self._path(name)
         if name in self._parameters:
-            return UnknownSetting(f'{self._path(name)} is not set, and has no default')
-        known = {other: self._path(other) for other in (*self._settings, *self._parameters)}
+            return UnknownSetting(f'{path} is not set, and has no default')
         owner = f' of {_name_of(self._func)}' if self._func else ''
-        return UnknownSetting(f'{self._path(name)} is not a setting{owner}{hint(name, known)}')
+        remedy = f': {REPLACED[path]}' if path in REPLACED else self._hint(name)
+        return UnknownSetting(f'{path} is not a setting{owner}{remedy}')
+
+    def _hint(self, name: str) -> str:
+        """A question that suggests a setting of exactly this name elsewhere, below this node rather
+        than not, or else the nearest name in this node; '' if there is none."""
+        root: Config = self
+        while root._parent is not None:
+            root = root._parent
+        for node in (*self._nodes(), *root._nodes()):
+            if node is not self and (name in node._settings or name in node._parameters):
+                return f'; did you mean {node._path(name)}?'
+        return hint(name, {each: self._path(each) for each in (*self._settings, *self._parameters)})
 
     def _computed(self, name: str, function: Callable[[], Any]) -> Any:
         """The value of a derived setting."""
@@ -267,6 +304,41 @@ def _accepted_by(func: Callable[..., Any] | None) -> tuple[dict[str, inspect.Par
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     extra = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
     return {p.name: p for p in parameters if p.kind in named}, extra
+
+
+@cache
+def _hints(func: Callable[..., Any]) -> dict[str, tuple[Any, ...]]:
+    """The types that each parameter of `func` accepts, without None; empty where it does not say.
+
+    `Memory | None` is (Memory,).
+    """
+    try:
+        hints = typing.get_type_hints(func.__init__ if isinstance(func, type) else func)  # type: ignore[misc]
+    except Exception:  # annotations are only a help: any may be wrong
+        return {}
+    unions = (types.UnionType, typing.Union)
+    found = {}
+    for name, annotation in hints.items():
+        is_union = typing.get_origin(annotation) in unions
+        members = typing.get_args(annotation) if is_union else (annotation,)
+        found[name] = tuple(each for each in members if each is not type(None))
+    return found
+
+
+def takes_object(func: Callable[..., Any] | None, name: str) -> bool:
+    """Whether a parameter accepts nothing but objects of classes that a Config() can build."""
+    members = _hints(func).get(name, ()) if func is not None else ()
+    modules = ('builtins', 'typing', 'collections.abc')
+    return bool(members) and all(
+        isinstance(each, type) and each.__module__ not in modules and not issubclass(each, Enum)
+        for each in members
+    )
+
+
+def plain_types(func: Callable[..., Any] | None, name: str) -> tuple[type, ...]:
+    """The types of a parameter that accepts numbers, booleans and strings only; else none."""
+    members = _hints(func).get(name, ()) if func is not None else ()
+    return members if all(each in (bool, int, float, str) for each in members) else ()
 
 
 def _map(function: Callable[[Any], Any], value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -12,9 +12,10 @@ import torch
 from dgc import NonFiniteGradientError
 from dgc.engines import Patience
 from utils.build import Evaluated, Parts
+from utils.checkpoint import CheckpointError
 from utils.config import Config
 from utils.log import Log
-from utils.naming import run_name
+from utils.naming import is_same_stack, run_name
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Experiment:
         device: Where this process computes.
         train_epoch: Makes one pass over a worker's training data and returns its measurements.
         evaluate: Returns every meter on every split except the training split.
+        overrides: The settings of the command line, by name.
     """
 
     arguments: Namespace
@@ -34,11 +36,48 @@ class Experiment:
     device: torch.device
     train_epoch: Callable[[Parts, Config, int, Log], dict[str, float]]
     evaluate: Callable[[Evaluated, Config], dict[str, float]]
+    overrides: dict[str, str] = field(default_factory=dict)
 
     def folder(self, workers: int) -> Path:
-        """The run folder of this experiment with ``workers`` workers."""
-        name = run_name(self.arguments.configs, self.arguments.suffix, workers)
-        return Path(self.arguments.runs) / name
+        """The folder of a new run of this experiment with ``workers`` workers."""
+        arguments = self.arguments
+        name = arguments.name or run_name(
+            arguments.configs, arguments.suffix, workers, self.overrides
+        )
+        return Path(arguments.runs) / name
+
+    def earlier(self, workers: int) -> Path:
+        """The folder of the run that ``--resume`` or ``--evaluate`` continues or reads.
+
+        Settings may change when a run is resumed, and they are part of a run's name. So it is RUN,
+        if that has the same config files and number of workers. Without RUN it is the folder of a
+        new run, or else the only run of these config files that has checkpoints.
+
+        Raises:
+            CheckpointError: If there are several.
+        """
+        folder, arguments = self.folder(workers), self.arguments
+        if arguments.name:
+            return folder
+        if arguments.resume:
+            run = Path(arguments.resume)
+            candidates = [run.parent if run.name == 'checkpoints' else run]
+        elif has_checkpoints(folder) or not folder.parent.is_dir():
+            return folder
+        else:
+            candidates = [each for each in sorted(folder.parent.iterdir()) if has_checkpoints(each)]
+        stack = arguments.configs, arguments.suffix, workers
+        runs = [
+            each
+            for each in candidates
+            if is_same_stack(each.name, *stack) and each.parent.resolve() == folder.parent.resolve()
+        ]
+        if len(runs) > 1:
+            raise CheckpointError(
+                'several runs of these config files have checkpoints; name one, with --resume RUN: '
+                f'{", ".join(map(str, runs))}'
+            )
+        return runs[0] if runs else folder
 
     @property
     def patience(self) -> Patience:
@@ -77,3 +116,8 @@ def with_remedy(error: NonFiniteGradientError, has_checkpoint: bool) -> NonFinit
     return NonFiniteGradientError(
         f'{error}: lower the learning rate or clip, then {then}', error.rank
     )
+
+
+def has_checkpoints(run: Path) -> bool:
+    """Whether a run folder holds a checkpoint."""
+    return any((run / 'checkpoints').glob('*.pth'))

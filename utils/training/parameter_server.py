@@ -18,6 +18,7 @@ from dgc.engines.launchers import loopback
 from dgc.handshake import gather_text, shake_hands
 from dgc.parameter_server import (
     Address,
+    Asynchronous,
     ServerError,
     ServerSettings,
     WorkerOptimizer,
@@ -45,6 +46,7 @@ from utils.build import (
     threads,
 )
 from utils.checkpoint import restore
+from utils.checks import build_composition, check_asynchronous
 from utils.cli import Refused
 from utils.config import ConfigError
 from utils.data import Until, build_datasets
@@ -77,6 +79,7 @@ class ParameterServer:
         engine = engines.create(configs.engine.name, device, experiment.patience)
         torch.set_num_threads(threads(configs.data.num_threads_per_worker, engine.local_size))
         with agreed(engine, device):
+            check_asynchronous(configs)
             settings = configs.server.build()
             datasets = build_datasets(configs)
         shake_hands(engine, aspects(configs, datasets), device)
@@ -196,7 +199,7 @@ def evaluate(experiment: Experiment, datasets: Datasets, engine: Engine) -> None
             raise ConfigError('--evaluate: name the run, with --resume RUN')
         loaders = build_evaluation_loaders(configs, datasets, 0, 1, device)
         parts = Evaluated(engine, device, configs.model.build().to(device), loaders)
-        restore(parts, experiment.source(experiment.folder(workers or 1)), evaluate=True)
+        restore(parts, experiment.source(experiment.earlier(workers or 1)), evaluate=True)
     for name, value in experiment.evaluate(parts, configs).items():
         say(engine, f'[{name}] = {value:.2f}')
 
@@ -249,7 +252,7 @@ def build_worker(
         build_optimizer(configs, model, workers=1),
         model.named_parameters(),
         model.buffers(),
-        configs.train.compression.build(),
+        build_composition(configs, Asynchronous),
         link,
         common(configs, datasets),
     )

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from dgc.engines import LocalEngine
-from dgc.parameter_server import Address, Budget, Server, ServerSettings
+from dgc.parameter_server import Address, Asynchronous, Budget, Server, ServerSettings
 from dgc.parameter_server.model import FloatBuffers
 from dgc.parameter_server.sockets import Service, derive_key
 from utils.build import (
@@ -22,11 +22,13 @@ from utils.build import (
     build_evaluation_loaders,
     build_optimizer,
     build_train_loader,
+    check_meters,
     check_metric,
     common,
     seed_everything,
 )
 from utils.checkpoint import CheckpointError, Checkpoints, load_whole, save_whole
+from utils.checks import build_composition
 from utils.folder import check_writable, prepare_folder
 from utils.log import environment
 from utils.training.experiment import Experiment
@@ -77,16 +79,17 @@ class ServerProcess:
             build_optimizer(configs, self._model, workers=1),
             self._model.named_parameters(),
             self._model.buffers(),
-            configs.train.compression.build(),
+            build_composition(configs, Asynchronous),
             Budget(workers, len(loader), configs.train.num_epochs * updates_per_epoch),
             common(configs, datasets),
             self._log,
             settings.timeout,
         )
-        self._folder = experiment.folder(workers)
+        self._folder = (experiment.earlier if experiment.resumes else experiment.folder)(workers)
         self._checkpoints = Checkpoints(self._folder / 'checkpoints')
         self._seconds = self._load_checkpoint() if experiment.resumes else 0.0
         self._evaluator = Evaluator(experiment, datasets, self._model)
+        check_meters(configs, self._evaluator.parts)
         self._pending: list[Future[None]] = []
         self._last_save = time.monotonic()
         self._stopped = False
@@ -177,7 +180,7 @@ class ServerProcess:
             improved = not before or numbers[name] > max(before)
             self._log.write(epoch, numbers)
             model = self._evaluator.model.state_dict()
-            best = max([numbers[name], *before])
+            best = None if name is None else max([numbers[name], *before])
             self._checkpoints.save(epoch, {'model': model, 'epoch': epoch, 'best': best})
             self._checkpoints.finish(epoch, improved)
 
@@ -193,7 +196,7 @@ class Evaluator:
         configs, self._experiment = experiment.configs, experiment
         self.model = copy.deepcopy(model).to(experiment.device)
         loaders = build_evaluation_loaders(configs, datasets, 0, 1, experiment.device)
-        self._parts = Evaluated(LocalEngine(), experiment.device, self.model, loaders)
+        self.parts = Evaluated(LocalEngine(), experiment.device, self.model, loaders)
         self._statistics = FloatBuffers(self.model.buffers())
         self._pool = ThreadPoolExecutor(1)
         self._threads = torch.get_num_threads()
@@ -204,4 +207,4 @@ class Evaluator:
         torch.set_num_threads(self._threads)  # a setting of each thread
         self.model.load_state_dict(state['parameters'], strict=False)
         self._statistics.write(state['statistics'])
-        return self._experiment.evaluate(self._parts, self._experiment.configs)
+        return self._experiment.evaluate(self.parts, self._experiment.configs)

@@ -12,6 +12,7 @@ from dgc.parameter_server import Observer, Update
 from utils.curves import Curves
 from utils.files import replacing, saving
 from utils.log import Metrics
+from utils.progress import best_row
 
 UPDATES_BETWEEN_POINTS = 20
 HEADER = 'update,seconds,place,staleness,received,sent,elements\n'
@@ -193,7 +194,7 @@ def updates_lines(path: Path) -> Iterator[tuple[str, Update]]:
         log.warning('%s: the last line is cut (%.20r), and is skipped', path, last)
 
 
-def closing_table(epochs: Sequence[dict[str, float]], folder: Path, metric: str) -> str:
+def closing_table(epochs: Sequence[dict[str, float]], folder: Path, metric: str | None) -> str:
     """The summary of a run, as lines of text; '' where no epoch was evaluated."""
     if not epochs:
         return ''
@@ -202,7 +203,7 @@ def closing_table(epochs: Sequence[dict[str, float]], folder: Path, metric: str)
     dense = total['bytes/dense'] / 2
     last = epochs[-1]
     rows = {
-        metric: f'{last[metric]:.2f} at the end, {max(e[metric] for e in epochs):.2f} best',
+        **best_row(metric, epochs),
         'updates': f'{last["updates"]:,} in {last["seconds"]:.1f} s',
         'bytes up': bytes_row(total['bytes/received'], dense),
         'bytes down': bytes_row(total['bytes/sent'], dense),

@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 
 from dgc import Engine, NonFiniteGradientError, engines
-from dgc.handshake import check_agreement, shake_hands
+from dgc.handshake import check_agreement, gather_text, shake_hands
 from dgc.parameter_server import WorkerOptimizer
 from utils.agree import agreed
 from utils.build import Parts, aspects, build, threads
 from utils.checkpoint import Checkpoints, restore
+from utils.checks import check_synchronous
 from utils.cli import Stopped
-from utils.config import ConfigError
 from utils.data import build_datasets
 from utils.log import RunLog, start_log
 from utils.progress import closing_table, say
@@ -26,12 +26,7 @@ class Synchronous:
     def run(self, experiment: Experiment) -> None:
         """Run this process's rank, or all workers of a simulation."""
         configs = experiment.configs
-        for name in ('address', 'bind'):
-            if configs.server[name] is not None:
-                raise ConfigError(
-                    f'configs.server.{name} is set, and synchronous training has no server: '
-                    'add a file of configs/dgs/ to --configs'
-                )
+        check_synchronous(configs)
 
         def worker(engine: Engine) -> None:
             run_rank(engine, experiment)
@@ -40,11 +35,24 @@ class Synchronous:
         engines.run(worker, settings.name, settings.size, experiment.device, experiment.patience)
 
 
+def choose_folder(experiment: Experiment, engine: Engine) -> Path:
+    """The run folder: a new run's, or the one that is continued or evaluated. A collective.
+
+    Rank 0 chooses, since the ranks' disks may hold different runs. Raises Refused.
+    """
+    chosen = ''
+    with agreed(engine, experiment.device):
+        if engine.rank == 0:
+            continues = experiment.resumes or experiment.arguments.evaluate
+            chosen = str((experiment.earlier if continues else experiment.folder)(engine.size))
+    return Path(gather_text(engine, chosen, experiment.device, limit=4096)[0])
+
+
 def run_rank(engine: Engine, experiment: Experiment) -> None:
     """Train, or only evaluate, as one rank."""
     arguments, configs, device = experiment.arguments, experiment.configs, experiment.device
     torch.set_num_threads(threads(configs.data.num_threads_per_worker, engine.local_size))
-    folder = experiment.folder(engine.size)
+    folder = choose_folder(experiment, engine)
     with agreed(engine, device):  # before the handshake: one machine may lack the dataset
         datasets = build_datasets(configs)
     shake_hands(engine, aspects(configs, datasets), device)
@@ -107,8 +115,8 @@ def train_epochs(
         with optimizer.agreed_parameters():
             numbers.update(experiment.evaluate(parts, configs))
             check_agreement(engine, parts.model.parameters())
-        metric = numbers[configs.train.metric]
-        improved = best is None or metric > best
+        metric = numbers.get(configs.train.metric)
+        improved = metric is None or best is None or metric > best  # without a metric: the last one
         best = metric if improved else best
         state = {**parts.state_dict(), 'epoch': epoch, 'best': best}
         with agreed(engine, device, Stopped):  # a disk may be full on one machine

@@ -1,0 +1,151 @@
+"""Values and combinations of settings that are refused before anything is built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dgc import Composition
+from dgc.parameter_server import Asynchronous
+from utils.config import Config, ConfigError, blame
+from utils.config.describe import function_name
+from utils.training.averaging import EveryStep
+
+# The least value of each setting that is a whole number. (None is checked where it is allowed.)
+LEAST = {
+    'data.num_threads_per_worker': 1,
+    'train.num_epochs': 1,
+    'train.batch_size': 1,
+    'train.num_batches_per_step': 1,
+    'train.warmup_lr_epochs': 0,
+}
+
+# Settings of deep_gradient_compression that do nothing where no codec is involved, and where
+# another compressor or the exchange selects.
+CODINGS = ('values', 'indices', 'fp16_values', 'int32_indices')
+SAMPLING = (
+    *('sample_ratio', 'strided_sample', 'compress_upper_bound'),
+    *('compress_lower_bound', 'max_adaptation_iters', 'resample'),
+)
+
+
+def check_settings(configs: Config) -> None:
+    """Raise ConfigError for a number that cannot be meant, and for settings without effect."""
+    for path, least in LEAST.items():
+        section, name = path.split('.')
+        check_number(f'configs.{path}', configs[section][name], least, int)
+    if not isinstance(configs.seed, int):
+        raise ConfigError(
+            f'configs.seed = {configs.seed!r}: a run needs a number, by which its ranks agree on '
+            'the order of the data; give each run another one where it should differ'
+        )
+    optimizer = configs.train.optimizer
+    if 'lr' in optimizer:
+        check_number('configs.train.optimizer.lr', optimizer.lr, 0, float)
+    for path in ('optimizer', 'criterion', 'compression', 'averaging', 'distribution'):
+        check_node(f'configs.train.{path}', configs.train[path])
+    if configs.train.scheduler is not None:
+        check_node('configs.train.scheduler', configs.train.scheduler)
+    for name, meter in configs.train.meters.items():
+        if meter is not None:
+            check_node(f'configs.train.meters.{name}', meter)
+
+
+def check_number(path: str, value: Any, least: float, kind: type) -> None:
+    """Raise ConfigError for a value that is not a number of this kind, or is below ``least``."""
+    kinds = (int, float) if kind is float else (int,)
+    if value is None and path == 'configs.data.num_threads_per_worker':
+        return
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        raise ConfigError(f'{path} = {value!r}: expected {kind.__name__}')
+    if not value >= least:
+        raise ConfigError(f'{path} must be at least {least}, got {value}')
+
+
+def check_node(path: str, value: Any) -> None:
+    """Raise ConfigError for a value that builds nothing."""
+    if not isinstance(value, Config):
+        shown = getattr(value, '__name__', repr(value))
+        raise ConfigError(f'{path} = {shown}: give it a Config(function, …), in a config file')
+
+
+def check_synchronous(configs: Config) -> None:
+    """Raise ConfigError for settings of a server, which synchronous training does not have."""
+    for name, value in configs.server.items():
+        default = configs.server._parameters[name].default
+        if value != default:
+            raise ConfigError(
+                f'configs.server.{name} is set, and synchronous training has no server: '
+                'add a file of configs/dgs/ to --configs'
+            )
+
+
+def check_asynchronous(configs: Config) -> None:
+    """Raise ConfigError for a composition or for local steps that a parameter server cannot use."""
+    build_composition(configs, Asynchronous)
+    averaging = function_name(configs.train.averaging)
+    if averaging != EveryStep.__name__:
+        mode = function_name(configs.train.distribution)
+        raise ConfigError(
+            f'configs.train.averaging = {averaging} has no effect with a parameter server'
+            f'{blame(configs.train, f"{averaging} {mode}")}: leave one of the two out'
+        )
+
+
+@contextmanager
+def naming(node: Config) -> Iterator[None]:
+    """Raise a ConfigError for a ValueError or TypeError about ``node`` in the block.
+
+    It names the node, and the files or the command line that set what the error is about.
+    """
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        text = str(error)
+        raise ConfigError(f'{node._path()}: {text}{blame(node, text)}') from error
+
+
+def build_composition(configs: Config, kind: type | None = None) -> Any:
+    """Build ``configs.train.compression``.
+
+    Args:
+        configs: The configuration.
+        kind: The class of compositions that the training mode works with; None for Composition.
+
+    Raises:
+        ConfigError: Where the parts do not fit each other, or the composition is of another kind.
+    """
+    kind, node = kind or Composition, configs.train.compression
+    with naming(node):
+        composition = node.build()
+    if not isinstance(composition, kind):
+        function, mode = function_name(node), function_name(configs.train.distribution)
+        raise ConfigError(
+            f'configs.train.distribution = {mode} works with a composition of class '
+            f'{kind.__name__}, and configs.train.compression = {function} makes one of class '
+            f'{type(composition).__name__}{blame(configs.train, f"{function} {mode}")}: '
+            'leave one of the two out'
+        )
+    if isinstance(composition, Composition):
+        check_effect(node, composition)
+    return composition
+
+
+def check_effect(node: Config, composition: Composition) -> None:
+    """Raise ConfigError for a setting of ``node`` that does nothing in its composition."""
+    compressor, exchange = composition.compressor, composition.exchange
+    unused: dict[str, str] = {}  # by setting: why
+    if exchange.writes(compressor.payload) is None:
+        reason = f'{type(exchange).__name__} sums float32 values, without a codec'
+        unused = dict.fromkeys(CODINGS, reason)
+    if exchange.selects or ('compressor' in node and node['compressor'] is not None):
+        selecting = type(exchange if exchange.selects else compressor).__name__
+        unused |= dict.fromkeys(SAMPLING, f'{selecting} selects, with settings of its own')
+    for name, reason in unused.items():
+        if name in node and node[name] != node._parameters[name].default:
+            files = blame(node, f'{name} {reason}')
+            raise ConfigError(
+                f'{node._path(name)} = {node[name]!r} has no effect, since {reason}{files}: '
+                'leave it out'
+            )
