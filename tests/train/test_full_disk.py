@@ -108,7 +108,7 @@ def test_all_ranks_of_a_launcher_end(trained, tmp_path):
     words = [BIN / 'torchrun', '--standalone', '--nproc-per-node', '2', 'train.py', *WORDS]
     words += ['--suffix', '.x', '--runs', tmp_path / 'runs', '--resume']
     line = ' '.join(map(str, [*words, '--configs.train.num_epochs=9']))
-    done = command(['bash', '-c', f'ulimit -f {largest}; exec {line}'])
+    done = command(['bash', '-c', f'ulimit -f {largest}; exec {line}'], cold=True)
     assert done.code != 0
     (complaint,) = done.complaints
     assert 'cannot be written (File too large): make room there' in complaint
