@@ -52,6 +52,11 @@ class Costs:
     dense: Route
     copy: Line
 
+    @property
+    def error(self) -> float:
+        """The larger of the routes' errors."""
+        return max(self.dense.error, 0.0 if self.sparse is None else self.sparse.error)
+
 
 @dataclass(frozen=True)
 class Timing:
