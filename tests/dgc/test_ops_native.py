@@ -288,6 +288,31 @@ class TestMisaligned:
         assert all(map(torch.equal, trained(misaligned), trained(torch.clone)))
 
 
+@native_only
+@pytest.mark.parametrize(
+    ('call', 'match'),
+    [
+        (lambda: torch.ops.dgc.qsgd_encode(torch.ones(3), -1, 8, 1, 2), 'cannot be written'),
+        (lambda: torch.ops.dgc.qsgd_encode(torch.ones(3), 64, 8, 1, 2), 'cannot be written'),
+        (
+            lambda: torch.ops.dgc.elias_fano_encode(torch.tensor([0]), 2**63 - 1, 0),
+            'cannot be packed',
+        ),
+    ],
+)
+def test_what_the_sanitizers_found_is_refused(call, match):
+    """docs/failures.md, row 24: shifts by a negative number of bits, sums that overflowed."""
+    with pytest.raises(RuntimeError, match=match):
+        call()
+
+
+@native_only
+def test_a_block_may_be_as_large_as_an_integer():
+    """docs/failures.md, row 24."""
+    one = torch.ops.dgc.linear_encode(torch.ones(3), 8, 2**63 - 1)
+    assert torch.equal(one, torch.ops.dgc.linear_encode(torch.ones(3), 8, 3))
+
+
 def misaligned_bytes(message):
     """Its bytes, from an odd address on."""
     flat = torch.frombuffer(bytearray(1) + bytearray(message.numpy().tobytes()), dtype=torch.uint8)
