@@ -121,7 +121,8 @@ def collect(draw: Draw) -> list[Any]:
 
 def finite(draw: Draw) -> list[Any]:
     """Arguments of finite."""
-    return [[draw.tensor(draw.choice(SIZES), draw.choice(TYPES)) for _ in range(draw.randrange(4))]]
+    count = draw.randrange(1, 4)  # of none, torch does not know the device
+    return [[draw.tensor(draw.choice(SIZES), draw.choice(TYPES)) for _ in range(count)]]
 
 
 def spread(draw: Draw) -> list[Any]:
