@@ -151,3 +151,14 @@ def test_other_types_raise_no_warning(recwarn):
     wrap(parameters(dtype=torch.bfloat16), exact())
     wrap(parameters(), exact())
     assert [each for each in recwarn if 'averaged in float32' in str(each.message)] == []
+
+
+def test_one_element_of_any_stride_is_broadcast():
+    """Such a tensor counts as contiguous, and cannot be viewed as bytes."""
+
+    def worker(engine):
+        one = torch.arange(8.0)[engine.rank :: 4][1:]
+        dgc.broadcast_tensors(engine, [one])
+        return float(one)
+
+    assert dgc.simulate(2, worker) == [4.0, 4.0]

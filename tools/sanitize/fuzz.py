@@ -21,6 +21,7 @@ from torch import Tensor
 if __name__ == '__main__':  # before the library is loaded
     from tools.sanitize import build as _  # noqa: F401
 
+from dgc.engines.base import as_bytes
 from dgc.ops import native
 from tools.harness.cli import Parser
 
@@ -82,7 +83,7 @@ class Draw(random.Random):
         if way == 3:
             return tensor.view(-1, 1)
         if way == 4:  # not aligned
-            raw = bytearray(1) + bytearray(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+            raw = bytearray(1) + bytearray(as_bytes(tensor).numpy().tobytes())
             return torch.frombuffer(raw, dtype=tensor.dtype, offset=1) if len(tensor) else tensor
         if way == 5 and len(tensor):
             other = tensor.clone()
