@@ -29,7 +29,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: help setup requirements ops horovod run test lint format lock clean distclean
+.PHONY: help setup requirements ops horovod run test sanitize lint format lock clean distclean
 
 help: ## list the targets
 	@echo 'make TARGET [VARIABLE=value ...]'
@@ -83,6 +83,10 @@ ifeq ($(ENGINE),horovod)
 	@tools/install_horovod.sh --no-retry $(BIN)/python || echo 'Going on without it: the tests that need Horovod skip.'
 endif
 	OMP_NUM_THREADS=1 python -m pytest $(PARALLEL) $(ARGS)
+
+# Two more builds of the kernels, compiled once, then their tests and a minute of random calls.
+sanitize: requirements ## test and fuzz the C++ kernels under AddressSanitizer and UndefinedBehaviorSanitizer
+	@$(BIN)/python -m tools.sanitize $(ARGS)
 
 lint: requirements ## check style (ruff), types (mypy) and the direction of imports
 	$(BIN)/ruff check .

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -124,6 +125,11 @@ class BucketSpec:
             yield member.name, values.view(member.shape)
 
     @property
+    def count(self) -> int:
+        """The number of members."""
+        return len(self.members)
+
+    @property
     def numel(self) -> int:
         """``n``, the number of elements."""
         return self.members[-1].offset + self.members[-1].numel
@@ -131,7 +137,7 @@ class BucketSpec:
     @property
     def name(self) -> str:
         """The first parameter's name and the number of the others, for messages."""
-        more = len(self.members) - 1
+        more = self.count - 1
         return self.members[0].name + (f' and {more} more' if more else '')
 
     @property
@@ -186,3 +192,35 @@ class BucketSpec:
         schedule = DensitySchedule(density) if content['is_compressed'] else None
         spec = cls.of(parameters, schedule)
         return cls(spec.members, dtype, CPU, schedule, requested)
+
+
+class Stretch(BucketSpec):
+    """``spec.between(first, stop)``, whose members are listed only where they are asked for.
+
+    Planners compare some ten thousand such buckets, and most parts read the number of elements
+    alone.
+    """
+
+    def __init__(self, spec: BucketSpec, first: int, stop: int) -> None:
+        # The fields of a frozen dataclass, without ``members``.
+        own = {'dtype': spec.dtype, 'device': spec.device, 'schedule': spec.schedule}
+        self.__dict__.update(own, requested=spec.requested, _source=(spec, first, stop))
+
+    @cached_property
+    def members(self) -> tuple[MemberSpec, ...]:
+        """The members, with their offsets in this bucket."""
+        spec, first, stop = self.__dict__['_source']
+        return spec.between(first, stop).members
+
+    @property
+    def count(self) -> int:
+        """The number of members."""
+        _, first, stop = self.__dict__['_source']
+        return stop - first
+
+    @property
+    def numel(self) -> int:
+        """``n``, the number of elements."""
+        spec, first, stop = self.__dict__['_source']
+        last = spec.members[stop - 1]
+        return last.offset + last.numel - spec.members[first].offset

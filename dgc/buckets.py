@@ -254,6 +254,7 @@ class Bucket:
         """Return whether a gradient can be used in place, without a copy."""
         lends = self.spec.schedule is not None and ops.is_native(self.device)
         fits = grad.dtype == self.dtype and not grad.is_sparse and grad.is_contiguous()
+        fits = fits and ops.is_aligned(grad)
         return (lends or len(self.members) == 1) and fits and ops.is_sole(grad)
 
     def _storage(self) -> Tensor:

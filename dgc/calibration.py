@@ -136,8 +136,9 @@ def point(composition: Composition, engine: Engine, spec: BucketSpec, sent: floa
     reducer = reducer_of(deepcopy(composition), spec, engine, spec.density)
     noise = heavy_tailed(spec.numel, engine.rank).to(device)
     steps = [step(reducer, noise) for _ in range(WARMUP + REPEATS)][WARMUP:]
-    ours = torch.tensor([statistics.median(column) for column in zip(*steps, strict=True)])
-    gathered = engine.all_gather(ours.double().to(device)).cpu()  # [P, 3]
+    medians = [statistics.median(column) for column in zip(*steps, strict=True)]
+    ours = torch.tensor(medians, dtype=torch.float64, device=device)
+    gathered = engine.all_gather(ours).cpu()  # [P, 3]
     total, compress, copy = gathered[:, 0].max(), *gathered[:, 1:].mean(0)
     # A rank that has compressed first waits for the others inside the engine.
     exchange = max(float(total - compress), 0.0)
@@ -190,4 +191,4 @@ def through(found: Sequence[Point]) -> Route:
 def heavy_tailed(numel: int, seed: int) -> Tensor:
     """Return cubes of normal numbers, float32 ``[numel]``: heavy-tailed, as gradients are."""
     draw = torch.Generator().manual_seed(seed)
-    return torch.randn(numel, generator=draw).pow_(3).mul_(1e-3)
+    return torch.randn(numel, generator=draw, dtype=torch.float32).pow_(3).mul_(1e-3)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from dgc.bucket_spec import BucketSpec
+from dgc.checks import check_part
 from dgc.clipping import Clipping
 from dgc.codec import Codec, Contraction, Unbiased
 from dgc.compressors import Compressor, Dense
@@ -45,6 +46,7 @@ class Composition:
             bucket is sent uncompressed.
 
     Raises:
+        TypeError: Where a part is not an object of its class.
         ValueError: Where parts cannot be combined.
     """
 
@@ -61,10 +63,25 @@ class Composition:
     always_sparse: bool = False
 
     def __post_init__(self) -> None:
+        self._check_types()
         if self.nonfinite not in NONFINITE:
             raise ValueError(f'nonfinite must be one of {NONFINITE}, got {self.nonfinite!r}')
         self._check_payload()
         self._check_coding()
+
+    def _check_types(self) -> None:
+        """Refuse names, classes and numbers in the places of parts."""
+        check_part('memory', self.memory, Memory, 'Residual()')
+        check_part('compressor', self.compressor, Compressor, 'SampledTopK()')
+        check_part('codec', self.codec, Codec, "Codec('int8', 'packed')")
+        check_part('exchange', self.exchange, Exchange, 'AllGather()')
+        check_part('schedule', self.schedule, DensitySchedule, 'DensitySchedule(0.001)')
+        check_part('rules', self.rules, LayerRules, 'LayerRules()')
+        check_part('planner', self.planner, Planner, 'BySize()')
+        check_part('transform', self.transform, Transform, 'BlockDCT()')
+        if self.clipping is not None:
+            name = 'gradient_clipping'  # in the settings of all algorithms
+            check_part(name, self.clipping, Clipping, 'ClipByModelNorm(1.0)')
 
     def _check_payload(self) -> None:
         """Check that exchange and codec accept the compressor's messages."""

@@ -143,7 +143,7 @@ def calibrate(engine: Engine, sizes: Sequence[int] = SIZES, repeats: int = REPEA
     after, before = (engine.rank + 1) % engine.size, (engine.rank - 1) % engine.size
     samples = []
     for size in sizes:
-        numbers = torch.zeros(-(-size // 4))
+        numbers = torch.zeros(-(-size // 4), dtype=torch.float32)
         samples.append(sample(engine, partial(engine.send_recv, numbers, after, before), repeats))
         samples.append(sample(engine, partial(engine.all_reduce, numbers), repeats))
     network, error = fit(samples, [each.seconds for each in samples])
@@ -164,7 +164,8 @@ def sample(engine: Engine, call: Callable[[], object], repeats: int) -> Sample:
         call()
         seconds.append(time.perf_counter() - start)
         processor.append(time.process_time() - used)
-    medians = torch.tensor([statistics.median(seconds), statistics.median(processor)]).double()
+    ours = [statistics.median(seconds), statistics.median(processor)]
+    medians = torch.tensor(ours, dtype=torch.float64)
     # A collective lasts as long as on its slowest rank.
     gathered = engine.all_gather(medians)  # [P, 2]
     return Sample(messages, sent, float(gathered[:, 0].max()), float(gathered[:, 1].mean()))

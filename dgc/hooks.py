@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from dgc.buckets import part_of
+from dgc.checks import check_part
 from dgc.composition import Composition
 from dgc.engines import Engine, TorchEngine
 from dgc.profile import Profile
@@ -58,6 +59,7 @@ class CompressionHook:
         steps_per_epoch: int | None = None,
         profile: Callable[[], Profile] | None = None,
     ) -> None:
+        check_part('composition', composition, Composition, 'dgc.deep_gradient_compression(0.001)')
         if composition.nonfinite == 'skip':
             raise ValueError("nonfinite='skip' needs DistributedOptimizer: DDP cannot skip a step")
         named = list(model.module.named_parameters())

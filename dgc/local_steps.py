@@ -15,12 +15,13 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from dgc.checks import check_part
 from dgc.composition import Composition
 from dgc.engines import Engine, create
 from dgc.handshake import broadcast_tensors
 from dgc.optim import DGCSGD, OneBitAdam
 from dgc.sources import Movement, check_trained
-from dgc.wiring import check, groups_of, regroup, wire
+from dgc.wiring import check, groups_of, pairs, regroup, wire
 from dgc.wrapper import Wrapper
 
 
@@ -56,6 +57,7 @@ class LocalSteps(Wrapper):
         configuration: Any text that must be the same on all ranks.
 
     Raises:
+        TypeError: Where a setting is of a wrong type.
         ValueError: Where settings contradict each other.
         HandshakeError: Where ranks differ.
     """
@@ -73,8 +75,9 @@ class LocalSteps(Wrapper):
     ) -> None:
         if every < 1:
             raise ValueError(f'every must be at least 1 inner step, got {every}')
-        composition = composition or Composition()
-        named = list(named_parameters)
+        composition = Composition() if composition is None else composition
+        named = pairs(named_parameters)
+        check_part('inner', inner, Optimizer, 'torch.optim.AdamW(model.parameters())')
         check(outer, named, composition, steps_per_epoch)
         has_momentum = any(group.get('momentum', 0) for group in inner.param_groups)
         if isinstance(inner, OneBitAdam) or (isinstance(inner, DGCSGD) and has_momentum):

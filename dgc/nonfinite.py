@@ -50,4 +50,5 @@ def non_finite_message(bucket: Bucket, payload: Payload) -> Sparse:
         return Sparse(values, None, bucket.numel)
     device = bucket.device
     first = torch.zeros(1, dtype=torch.int64, device=device)
-    return Sparse(torch.full((1,), torch.nan, device=device), first, bucket.numel)
+    nan = torch.full((1,), torch.nan, dtype=torch.float32, device=device)
+    return Sparse(nan, first, bucket.numel)

@@ -17,7 +17,7 @@ from dgc.engines import Engine, create
 from dgc.handshake import broadcast_tensors
 from dgc.profile import Profile
 from dgc.sources import GradientHooks
-from dgc.wiring import check, regroup, wire
+from dgc.wiring import check, pairs, regroup, wire
 from dgc.wrapper import Wrapper
 
 
@@ -61,7 +61,9 @@ class DistributedOptimizer(Wrapper):
         plan: The division of the parameters into buckets.
 
     Raises:
-        ValueError: Where settings contradict each other.
+        TypeError: Where a setting is of a wrong type.
+        ValueError: Where settings contradict each other, or parameters are of a type that cannot be
+            averaged, such as complex64.
         HandshakeError: Where ranks differ.
     """
 
@@ -77,8 +79,8 @@ class DistributedOptimizer(Wrapper):
         profile: Callable[[], Profile] | None = None,
         find_unused: bool = True,
     ) -> None:
-        composition = composition or deep_gradient_compression()
-        named = list(named_parameters)
+        composition = deep_gradient_compression() if composition is None else composition
+        named = pairs(named_parameters)
         check(optimizer, named, composition, steps_per_epoch)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.optimizer = optimizer

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from dgc.checks import check_number
+
 
 @dataclass(frozen=True)
 class DensitySchedule:
@@ -24,6 +26,7 @@ class DensitySchedule:
         stage_steps: Steps in one stage, for runs too short to warm up in epochs.
 
     Raises:
+        TypeError: For a setting that is not a number.
         ValueError: For a density outside (0, 1], or a warm-up that is incomplete.
     """
 
@@ -33,6 +36,7 @@ class DensitySchedule:
     stage_steps: int | None = None
 
     def __post_init__(self) -> None:
+        self._check_types()
         ramp = self.warmup_coeff
         given = [] if self.density is None else [self.density]
         if ramp is not None:
@@ -51,6 +55,20 @@ class DensitySchedule:
             raise ValueError(f'warmup_epochs must be at least 0, got {self.warmup_epochs}')
         if self.stage_steps is not None and self.stage_steps < 1:
             raise ValueError(f'stage_steps must be at least 1, got {self.stage_steps}')
+
+    def _check_types(self) -> None:
+        """Refuse strings and other values that are no numbers."""
+        check_number('warmup_epochs', self.warmup_epochs)
+        if self.density is not None:
+            check_number('density', self.density)
+        if self.stage_steps is not None:
+            check_number('warmup_stage_steps', self.stage_steps)
+        ramp = self.warmup_coeff
+        if isinstance(ramp, Sequence) and not isinstance(ramp, str):
+            for each in ramp:
+                check_number('warmup_coeff', each)
+        elif ramp is not None:
+            check_number('warmup_coeff', ramp)
 
     def at(self, step: int, steps_per_epoch: int) -> float | None:
         """Return the density of optimizer step ``step``, counted from 0; None for uncompressed."""

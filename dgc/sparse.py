@@ -48,7 +48,7 @@ class Sparse(NamedTuple):
 
     def to_dense(self) -> Tensor:
         """Return a new float32 ``[n]`` that is zero where the message has no element."""
-        return self.add_to(torch.zeros(self.numel, device=self.values.device))
+        return self.add_to(torch.zeros(self.numel, dtype=torch.float32, device=self.values.device))
 
 
 def gather(flat: Tensor, indices: Tensor) -> Sparse:
@@ -58,9 +58,8 @@ def gather(flat: Tensor, indices: Tensor) -> Sparse:
 
 def empty_message(numel: int, device: torch.device | str = 'cpu') -> Sparse:
     """Return a sparse message of a tensor ``[numel]`` without elements."""
-    return Sparse(
-        torch.empty(0, device=device), torch.empty(0, dtype=torch.int64, device=device), numel
-    )
+    values = torch.empty(0, dtype=torch.float32, device=device)
+    return Sparse(values, torch.empty(0, dtype=torch.int64, device=device), numel)
 
 
 def difference(ours: Sparse, delivered: Sparse) -> Sparse:
@@ -97,7 +96,7 @@ def merge(parts: Sequence[Sparse]) -> Sparse:
         ValueError: If one of them is dense.
     """
     indices, place = torch.unique(torch.cat([indices_of(p) for p in parts]), return_inverse=True)
-    values = torch.zeros(len(indices), device=indices.device)
+    values = torch.zeros(len(indices), dtype=torch.float32, device=indices.device)
     # One call per message: on a GPU, index_add_ adds values at the same index in any order, and
     # ranks would then differ in the last bits.
     for part, places in zip(parts, place.split([len(p.values) for p in parts]), strict=True):

@@ -9,11 +9,17 @@ transfers one bucket at a time. Arithmetic only: nothing is measured here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+# One time, or an array of times: those of many buckets, each after a history of its own.
+Times: TypeAlias = float | NDArray[np.float64]
 
 
 class BucketTimes(NamedTuple):
-    """Times of one bucket, in seconds.
+    """Times of one bucket, in seconds; or of several, as arrays.
 
     Attributes:
         ready: From the start of the step until its gradients are complete, if the core does nothing
@@ -23,14 +29,16 @@ class BucketTimes(NamedTuple):
         network: From the first byte sent to the last byte received.
     """
 
-    ready: float
-    processor: float
-    moving: float
-    network: float
+    ready: Times
+    processor: Times
+    moving: Times
+    network: Times
 
 
 class Progression(NamedTuple):
     """State of a rank that has exchanged some buckets, in seconds from the start of the step.
+
+    With arrays, the states after several histories, element by element.
 
     Attributes:
         backward: When the backward pass would end without any buckets.
@@ -39,8 +47,8 @@ class Progression(NamedTuple):
     """
 
     backward: float
-    free: float = 0.0
-    spent: float = 0.0
+    free: Times = 0.0
+    spent: Times = 0.0
 
     def after(self, bucket: BucketTimes) -> Progression:
         """Return the state after one more bucket."""
@@ -50,22 +58,34 @@ class Progression(NamedTuple):
             self.spent + bucket.processor + bucket.moving,
         )
 
-    def begin(self, bucket: BucketTimes) -> float:
+    def begin(self, bucket: BucketTimes) -> Times:
         """Return when the processing of one more bucket begins: when its gradients are complete and
         the exchange of the bucket before it has ended."""
-        return max(bucket.ready + self.spent, self.free)
+        return later(bucket.ready + self.spent, self.free)
 
-    def sent(self, bucket: BucketTimes) -> float:
+    def sent(self, bucket: BucketTimes) -> Times:
         """Return when the message of one more bucket is sent."""
         begin = self.begin(bucket)
-        left = max(self.backward + self.spent - begin, 0.0)
+        left = later(self.backward + self.spent - begin, 0.0)
         # Work during the backward pass has half of the core, so it takes twice as long.
-        return begin + bucket.processor + min(bucket.processor, left)
+        return begin + bucket.processor + earlier(bucket.processor, left)
 
     @property
-    def end(self) -> float:
+    def end(self) -> Times:
         """When the backward pass and all exchanges have ended."""
-        return max(self.backward + self.spent, self.free)
+        return later(self.backward + self.spent, self.free)
+
+
+def later(one: Times, other: Times) -> Times:
+    """Return the later of two times, element by element for arrays."""
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.maximum(one, other)
+    return max(one, other)
+
+
+def earlier(one: Times, other: Times) -> Times:
+    """Return the earlier of two times, element by element for arrays."""
+    return -later(-one, -other)
 
 
 class Span(NamedTuple):
@@ -93,7 +113,7 @@ def spans(buckets: Sequence[BucketTimes], backward: float) -> list[Span]:
     for bucket in buckets:
         begin, sent = state.begin(bucket), state.sent(bucket)
         state = state.after(bucket)
-        found.append(Span(begin, sent, state.free))
+        found.append(Span(float(begin), float(sent), float(state.free)))
     return found
 
 
@@ -108,4 +128,4 @@ def end(buckets: Sequence[BucketTimes], backward: float) -> float:
     state = Progression(backward)
     for bucket in buckets:
         state = state.after(bucket)
-    return state.end
+    return float(state.end)

@@ -13,12 +13,14 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from dgc.bucket_spec import BucketSpec, ParameterSpec
 from dgc.buckets import Bucket
 from dgc.calibration import calibrate_path
+from dgc.checks import check_part, shortened
 from dgc.composition import Composition, describe
 from dgc.engines.base import Engine
 from dgc.handshake import describe_parameters, shake_hands
@@ -31,6 +33,8 @@ from dgc.planner.plan import read_on_rank_0
 from dgc.profile import Profile
 from dgc.reducer import Reducer
 from dgc.state import Entries
+
+AVERAGED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 Named = tuple[str, Parameter, dict[str, Any]]  # a name, its parameter, the optimizer's group
 
@@ -48,8 +52,13 @@ def check(
     composition: Composition,
     steps_per_epoch: int | None,
 ) -> None:
-    """Raise ValueError where settings contradict each other."""
+    """Raise TypeError or ValueError where a setting is of a wrong type, or settings contradict each
+    other."""
+    check_part('optimizer', optimizer, Optimizer, 'torch.optim.SGD(model.parameters(), lr=0.1)')
+    check_part('composition', composition, Composition, 'dgc.deep_gradient_compression(0.001)')
     check_names(optimizer, named)
+    check_dtypes(trained(optimizer, named))
+    composition.rules.check_patterns([name for name, _ in named])
     check_momentum(optimizer, composition)
     schedule = composition.schedule
     if schedule.warmup_epochs and not (steps_per_epoch or schedule.stage_steps):
@@ -79,9 +88,11 @@ def wire(
         agreed: Further aspects that must be the same on all ranks: name → text.
 
     Raises:
+        TypeError: Where ``engine`` is none.
         ValueError: Where nothing is trained, or the composition cannot serve these ranks.
         HandshakeError: Where ranks differ.
     """
+    check_part('engine', engine, Engine, 'dgc.create()')
     device = named[0][1].device
     aspects = describe_parameters(named, configuration) | composition.fingerprint(steps_per_epoch)
     parameters = trained(optimizer, named)
@@ -220,6 +231,64 @@ def trained(optimizer: Optimizer, named: Iterable[tuple[str, Parameter]]) -> lis
     """Return those of ``named`` that ``optimizer`` trains, each with its group."""
     groups = groups_of(optimizer)
     return [(name, p, groups[p]) for name, p in named if p.requires_grad and p in groups]
+
+
+def pairs(named_parameters: Iterable[tuple[str, Parameter]]) -> list[tuple[str, Parameter]]:
+    """Return ``named_parameters`` as a list.
+
+    Raises:
+        TypeError: Where that is not pairs of a name and a parameter.
+        ValueError: Where there are none.
+    """
+    if isinstance(named_parameters, Mapping):
+        named_parameters = named_parameters.items()
+    wanted = 'named_parameters must be pairs of a name and a parameter'
+    remedy = 'write named_parameters=model.named_parameters()'
+    if not isinstance(named_parameters, Iterable) or isinstance(named_parameters, Tensor):
+        raise TypeError(f'{wanted}, got {shortened(named_parameters)}: {remedy}')
+    named = list(named_parameters)
+    for each in named:
+        is_pair = isinstance(each, tuple | list) and len(each) == 2
+        if not (is_pair and isinstance(each[0], str) and isinstance(each[1], Tensor)):
+            what = 'as of model.parameters(), ' if isinstance(each, Tensor) else ''
+            raise TypeError(f'{wanted}, got {shortened(each)}, {what}among them: {remedy}')
+    if not named:
+        raise ValueError(f'named_parameters is empty; a generator can be read only once: {remedy}')
+    return named
+
+
+def check_dtypes(parameters: Sequence[Named]) -> None:
+    """Raise ValueError for parameters of a type whose gradients cannot be averaged as float32; warn
+    of those that lose precision.
+
+    Residuals, messages and sums are float32.
+    """
+    for dtype in dict.fromkeys(parameter.dtype for _, parameter, _ in parameters):
+        names = some([name for name, parameter, _ in parameters if parameter.dtype == dtype])
+        kind = str(dtype).removeprefix('torch.')
+        if dtype.is_complex:
+            raise ValueError(
+                f'the type {kind} of {names} is not supported, since the imaginary part of its '
+                'gradient would be lost: make it a real parameter of pairs '
+                '(torch.view_as_real; torch.view_as_complex in forward), or freeze it'
+            )
+        if dtype not in AVERAGED:
+            raise ValueError(
+                f'the type {kind} of {names} is not supported: train it in '
+                'float32, bfloat16 or float16'
+            )
+        if dtype == torch.float64:
+            warnings.warn(
+                f'the float64 gradients of {names} are averaged in float32, with a relative error '
+                'of 6e-8: train in float32, or without this wrapper where that is too much',
+                stacklevel=4,
+            )
+
+
+def some(names: Sequence[str], most: int = 5) -> str:
+    """Return the first ``most`` names, and how many there are beside them."""
+    more = len(names) - most
+    return ', '.join(names[:most]) + (f' and {more} more' if more > 0 else '')
 
 
 def check_names(optimizer: Optimizer, named: Sequence[tuple[str, Parameter]]) -> None:

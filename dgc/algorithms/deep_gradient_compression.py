@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dgc.checks import check_number, check_part
 from dgc.clipping import Clipping
 from dgc.codec import Codec
 from dgc.composition import Composition
@@ -86,9 +87,11 @@ def deep_gradient_compression(
             as the release does.
 
     Raises:
+        TypeError: For a setting of a wrong type.
         ValueError: Where settings contradict each other.
     """
-    exchange = exchange or AllGather()
+    exchange = AllGather() if exchange is None else exchange
+    check_part('exchange', exchange, Exchange, 'AllGather()')  # it is asked for what it selects
     if compressor is None and exchange.selects:
         compressor = Dense()
     return Composition(
@@ -124,8 +127,10 @@ def published_schedule(
     """Return the schedule of the published settings.
 
     Raises:
+        TypeError: For a setting that is not a number.
         ValueError: For a ratio that is not above 0, or an incomplete warm-up.
     """
+    check_number('compress_ratio', compress_ratio)
     if not compress_ratio > 0:
         raise ValueError(f'compress_ratio and warmup_coeff must be above 0, got {[compress_ratio]}')
     warmup_epochs = 0 if warmup_epochs == NO_WARMUP else warmup_epochs

@@ -12,7 +12,7 @@ class CodecError(ValueError):
 
 def typed(raw: Tensor, dtype: torch.dtype) -> Tensor:
     """Return uint8 bytes viewed as ``dtype``; copied first where they are not aligned for it."""
-    if raw.storage_offset() % dtype.itemsize:
+    if raw.data_ptr() % dtype.itemsize or raw.storage_offset() % dtype.itemsize:
         raw = raw.clone()
     return raw.view(dtype)
 

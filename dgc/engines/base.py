@@ -310,4 +310,6 @@ def nbytes(tensor: Tensor) -> int:
 
 def as_bytes(tensor: Tensor) -> Tensor:
     """Return a flat uint8 copy of a tensor of any shape and type, for engines to transfer."""
-    return tensor.detach().reshape(-1).contiguous().view(torch.uint8).clone()
+    # A single element of any stride counts as contiguous, but cannot be viewed as bytes.
+    flat = tensor.detach().reshape(-1).clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)

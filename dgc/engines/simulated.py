@@ -302,7 +302,8 @@ class SimulatedEngine(Engine):
 
     def _barrier(self) -> None:
         seconds = self._scheduler.network.barrier(self.size)
-        self._collective('barrier', torch.zeros(0), lambda inputs: inputs[0], seconds)
+        nothing = torch.zeros(0, dtype=torch.float32)
+        self._collective('barrier', nothing, lambda inputs: inputs[0], seconds)
 
     def _collective(
         self,

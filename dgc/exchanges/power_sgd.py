@@ -127,7 +127,7 @@ class PowerSGD(Exchange):
             return None
         draw = torch.Generator().manual_seed(zlib.crc32(member.name.encode()))
         _, columns = matrix_of(member.shape)
-        return torch.randn(columns, self._columns(member), generator=draw)
+        return torch.randn(columns, self._columns(member), generator=draw, dtype=torch.float32)
 
     def _matrices(self, flat: Tensor, spec: BucketSpec) -> Iterator[tuple[str, Tensor]]:
         """Yield each parameter's name and its view of ``flat[n]`` as a matrix."""

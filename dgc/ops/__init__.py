@@ -18,9 +18,19 @@ import torch
 from torch import Tensor
 
 from dgc.ops import reference
-from dgc.ops.contract import FUSED_TYPES, Found, Kernels, Update
+from dgc.ops.contract import FUSED_TYPES, Found, Kernels, Update, is_aligned
 
-__all__ = ['Found', 'Kernels', 'Update', 'is_fused', 'is_native', 'is_sole', 'kernels', 'unfused']
+__all__ = [
+    'Found',
+    'Kernels',
+    'Update',
+    'is_aligned',
+    'is_fused',
+    'is_native',
+    'is_sole',
+    'kernels',
+    'unfused',
+]
 
 _unfused = ContextVar('unfused', default=False)
 log = logging.getLogger('dgc')

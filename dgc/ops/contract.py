@@ -13,6 +13,12 @@ from dgc.sparse import Sparse
 FUSED_TYPES = (torch.float32, torch.bfloat16, torch.float16)  # of gradients
 
 
+def is_aligned(tensor: Tensor) -> bool:
+    """Return whether the elements lie at multiples of their size, as C++ needs it; those of
+    ``torch.frombuffer(data, offset=1)`` do not."""
+    return tensor.data_ptr() % tensor.dtype.itemsize == 0
+
+
 class Update(NamedTuple):
     """How a memory adds a gradient ``g`` to its accumulated residual ``v``.
 

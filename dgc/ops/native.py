@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dgc.ops import reference
-from dgc.ops.contract import FUSED_TYPES, Found, Update
+from dgc.ops.contract import FUSED_TYPES, Found, Update, is_aligned
 from dgc.sparse import Sparse, indices_of
 
 log = logging.getLogger('dgc')
@@ -56,22 +56,22 @@ def accumulate(accumulated: Tensor, update: Update, threshold: float, limit: int
 
 def collect(values: Tensor, threshold: float, limit: int) -> Found:
     """Compute ``reference.collect`` in one reading pass."""
-    indices, chosen, count = torch.ops.dgc.collect(values.contiguous(), threshold, limit)
+    indices, chosen, count = torch.ops.dgc.collect(readable(values), threshold, limit)
     return Found(count, indices, chosen)
 
 
 def sample(accumulated: Tensor, update: Update, positions: Tensor) -> Tensor:
     """Compute ``reference.sample``, reading at ``positions`` alone."""
-    return torch.ops.dgc.sample(accumulated, *_arguments(update), positions)
+    return torch.ops.dgc.sample(accumulated, *_arguments(update), readable(positions))
 
 
 def spread(pieces: Sequence[Tensor], contributions: Sequence[Sparse], scale: float) -> None:
     """Compute ``reference.spread`` in one pass, for float32 pieces and sparse contributions."""
-    if any(piece.dtype != torch.float32 for piece in pieces):
+    if any(piece.dtype != torch.float32 or not is_aligned(piece) for piece in pieces):
         reference.spread(pieces, contributions, scale)
         return
-    indices = [indices_of(contribution) for contribution in contributions]
-    values = [contribution.values for contribution in contributions]
+    indices = [readable(indices_of(contribution)) for contribution in contributions]
+    values = [readable(contribution.values) for contribution in contributions]
     torch.ops.dgc.spread(pieces, indices, values, scale)
 
 
@@ -90,39 +90,46 @@ def step(parameter: Tensor, gradient: Tensor, buffer: Tensor, group: dict[str, A
 
 def finite(tensors: Sequence[Tensor]) -> bool:
     """Compute ``reference.finite`` in one pass that ends soon after a non-finite element."""
-    if all(tensor.dtype in FUSED_TYPES and tensor.is_contiguous() for tensor in tensors):
+    if all(each.dtype in FUSED_TYPES and each.is_contiguous() and is_aligned(each)
+           for each in tensors):  # fmt: skip
         return torch.ops.dgc.finite([tensor.view(-1) for tensor in tensors])
     return reference.finite(tensors)
 
 
 def in_order(indices: Tensor, numel: int) -> bool:
     """Compute ``dgc.codec.indices.in_order_plainly`` in one pass."""
-    return torch.ops.dgc.in_order(indices.contiguous(), numel)
+    return torch.ops.dgc.in_order(readable(indices), numel)
 
 
 def linear_encode(values: Tensor, bits: int, block: int) -> Tensor:
     """Compute ``Linear.encode_plainly`` in two passes over each block."""
-    return torch.ops.dgc.linear_encode(values.contiguous(), bits, block)
+    return torch.ops.dgc.linear_encode(readable(values), bits, block)
 
 
 def qsgd_encode(values: Tensor, bits: int, block: int, first: int, second: int) -> Tensor:
     """Compute ``QSGD.encode_plainly``, with the two keys of its seed."""
-    return torch.ops.dgc.qsgd_encode(values.contiguous(), bits, block, first, second)
+    return torch.ops.dgc.qsgd_encode(readable(values), bits, block, first, second)
 
 
 def linear_decode(section: Tensor, count: int, bits: int, block: int) -> tuple[Tensor, bool]:
     """Compute ``Linear.decode_plainly``, and whether all scales are valid."""
-    return torch.ops.dgc.linear_decode(section.contiguous(), count, bits, block)
+    return torch.ops.dgc.linear_decode(readable(section), count, bits, block)
 
 
 def elias_fano_encode(indices: Tensor, numel: int, low: int) -> Tensor:
     """Compute ``dgc.codec.elias_fano.encode_plainly`` in one pass over the indices."""
-    return torch.ops.dgc.elias_fano_encode(indices.contiguous(), numel, low)
+    return torch.ops.dgc.elias_fano_encode(readable(indices), numel, low)
 
 
 def elias_fano_decode(section: Tensor, numel: int, count: int, low: int) -> tuple[Tensor, int]:
     """Compute ``elias_fano.decode_plainly``, and the number of indices in the section."""
-    return torch.ops.dgc.elias_fano_decode(section.contiguous(), numel, count, low)
+    return torch.ops.dgc.elias_fano_decode(readable(section), numel, count, low)
+
+
+def readable(tensor: Tensor) -> Tensor:
+    """Return a tensor of the same elements as C++ reads them: contiguous and aligned."""
+    tensor = tensor.contiguous()
+    return tensor if is_aligned(tensor) else tensor.clone()
 
 
 def _arguments(update: Update) -> tuple[list[Tensor], Tensor | None, int, float]:
@@ -130,5 +137,5 @@ def _arguments(update: Update) -> tuple[list[Tensor], Tensor | None, int, float]
     rule = PLAIN
     if update.momentum_buffer is not None:
         rule = NESTEROV if update.nesterov else MOMENTUM
-    gradients = [gradient.contiguous() for gradient in update.gradients]
+    gradients = [readable(gradient) for gradient in update.gradients]
     return gradients, update.momentum_buffer, rule, update.momentum

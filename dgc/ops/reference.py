@@ -61,9 +61,11 @@ def spread(pieces: Sequence[Tensor], contributions: Sequence[Sparse], scale: flo
     """
     # A single float32 piece is summed in place; otherwise the sum is made in float32 and copied.
     alone = len(pieces) == 1 and pieces[0].dtype == torch.float32
-    total = (
-        pieces[0].zero_() if alone else torch.zeros(contributions[0].numel, device=pieces[0].device)
-    )
+    if alone:
+        total = pieces[0].zero_()
+    else:
+        numel, device = contributions[0].numel, pieces[0].device
+        total = torch.zeros(numel, dtype=torch.float32, device=device)
     for contribution in contributions:
         contribution.add_to(total, alpha=scale)
     if not alone:

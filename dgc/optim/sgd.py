@@ -126,5 +126,8 @@ def fits_kernel(parameter: Tensor, gradient: Tensor, buffer: Tensor) -> bool:
     return (
         ops.is_native(parameter.device)
         and parameter.dtype == torch.float32
-        and all(tensor.is_contiguous() for tensor in (parameter, gradient, buffer))
+        and all(
+            tensor.is_contiguous() and ops.is_aligned(tensor)
+            for tensor in (parameter, gradient, buffer)
+        )
     )

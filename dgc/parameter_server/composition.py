@@ -133,6 +133,7 @@ class Asynchronous:
             ValueError: For settings with which asynchronous training is impossible.
         """
         check_names(settings, named)
+        self.rules.check_patterns([name for name, _ in named])
         check_settings(settings, self.memory)
         parameters = trained(settings, named)
         others = [name for name, p, _ in parameters if p.dtype != torch.float32]

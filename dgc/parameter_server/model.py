@@ -132,7 +132,7 @@ class FloatBuffers:
     def read(self) -> Tensor:
         """Return a copy, float32 ``[numel]`` on the CPU."""
         parts = [tensor.detach().float().cpu().reshape(-1) for tensor in self._tensors]
-        return torch.cat(parts) if parts else torch.empty(0)
+        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float32)
 
     @torch.no_grad()
     def write(self, values: Tensor) -> None:

@@ -23,6 +23,7 @@ from dgc.parameter_server import protocol
 from dgc.parameter_server.composition import Asynchronous
 from dgc.parameter_server.model import FloatBuffers, Model, agreement_digests
 from dgc.parameter_server.protocol import DIGEST, Budget, Kind, Message, ProtocolError
+from dgc.wiring import pairs
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +147,7 @@ class Server:
         timeout: float = 20.0,
     ) -> None:
         budget.check()
-        named = list(named_parameters)
+        named = pairs(named_parameters)
         self.composition = composition
         self.budget = budget
         self.observer = observer or Observer()

@@ -26,7 +26,7 @@ from dgc.parameter_server.protocol import BUDGET, FLOAT32, Budget, Kind, Message
 from dgc.parameter_server.settings import ServerError
 from dgc.reducer import Progress
 from dgc.sparse import difference
-from dgc.wiring import allocate
+from dgc.wiring import allocate, pairs
 
 log = logging.getLogger(__name__)
 LEAVE_TIMEOUT = 10.0  # seconds that a worker waits for the reply to its LEAVE
@@ -109,7 +109,7 @@ class WorkerOptimizer(Optimizer):
         link: Link,
         configuration: str = '',
     ) -> None:
-        named = list(named_parameters)
+        named = pairs(named_parameters)
         parameters = composition.trained(settings, named)
         self.plan = composition.plan(parameters)
         self.buckets = allocate(self.plan.buckets, parameters, composition, LocalEngine())

@@ -52,6 +52,11 @@ class Costs:
     dense: Route
     copy: Line
 
+    @property
+    def error(self) -> float:
+        """The larger of the routes' errors."""
+        return max(self.dense.error, 0.0 if self.sparse is None else self.sparse.error)
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -123,15 +128,19 @@ class Forecast:
 
     def bucket_times(self, bucket: BucketSpec) -> BucketTimes:
         """Return the predicted times of a bucket at its density after the warm-up."""
+        return self.times(bucket, max(map(self.ready, bucket.names)))
+
+    def times(self, bucket: BucketSpec, ready: float) -> BucketTimes:
+        """Return the predicted times of a bucket whose gradients are complete at ``ready``."""
         costs, numel = self.timing.costs, bucket.numel
         volume = Volume(self.exchange, self.codec, self.compressor, self.always_sparse)
         route, density = costs.dense, None  # uncompressed
         if costs.sparse is not None and volume.compresses(bucket, bucket.density, costs.workers):
             route, density = costs.sparse, bucket.density
         sent = volume.bytes_sent(bucket, density, costs.workers)
-        copied = route is costs.dense and len(bucket.members) > 1
+        copied = route is costs.dense and bucket.count > 1
         return BucketTimes(
-            max(map(self.ready, bucket.names)),
+            ready,
             route.compress.at(numel) + copied * costs.copy.at(numel),
             route.moving.at(sent),
             route.exchange.at(sent),

@@ -8,7 +8,9 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dgc.timeline import BucketTimes, Progression
 
@@ -50,17 +52,7 @@ def greedy(count: int, group_cost: GroupCost, backward: float) -> list[int]:
     return [*stops, count]
 
 
-class Label(NamedTuple):
-    """A grouping of the first layers.
-
-    Attributes:
-        state: The rank's state after these groups.
-        stops: The index after the last layer of the last group, and the label of the groups before
-            it; None for no layers.
-    """
-
-    state: Progression
-    stops: tuple[int, Label] | None
+MOST = 1000  # undominated groupings of the first layers that are extended
 
 
 def exact(count: int, group_cost: GroupCost, backward: float) -> list[int]:
@@ -68,7 +60,8 @@ def exact(count: int, group_cost: GroupCost, backward: float) -> list[int]:
 
     A grouping of the first layers is discarded where another one leaves the network free no later
     and has spent no more processor time: the end of the step is monotone in both
-    (``dgc/timeline.py``), so no continuation of the first can end earlier.
+    (``dgc/timeline.py``), so no continuation of the first can end earlier. Tens of groupings are
+    left in practice; of more than MOST, only MOST are extended, so that the time is bounded.
 
     Args:
         count: The number of layers.
@@ -78,27 +71,32 @@ def exact(count: int, group_cost: GroupCost, backward: float) -> list[int]:
     Returns:
         The index after the last layer of each group, ascending; the last is ``count``.
     """
-    best: list[list[Label]] = [[Label(Progression(backward), None)]]
+    # One element for each grouping that is left, of any number of first layers.
+    free, spent = np.zeros(1), np.zeros(1)
+    stops, before = np.zeros(1, int), np.full(1, -1)  # its last stop; the grouping without it
     for stop in range(1, count + 1):
-        found = []
-        for first in range(stop):
-            bucket = group_cost(first, stop)
-            found += [Label(label.state.after(bucket), (stop, label)) for label in best[first]]
-        best.append(undominated(found))
-    label = min(best[count], key=lambda each: (each.state.end, each.state.spent))
-    # Labels link backwards, from the last group to the first.
-    stops: list[int] = []
-    while label.stops is not None:
-        stop, label = label.stops
-        stops.append(stop)
-    return stops[::-1]
+        costs = np.array([group_cost(first, stop) for first in range(stop)])  # [stop, 4]
+        last = BucketTimes(*costs[stops].T)
+        state = Progression(backward, free, spent).after(last)
+        left = undominated(np.asarray(state.free), np.asarray(state.spent))
+        free = np.append(free, np.asarray(state.free)[left])
+        spent = np.append(spent, np.asarray(state.spent)[left])
+        stops, before = np.append(stops, np.full(len(left), stop)), np.append(before, left)
+    complete = np.flatnonzero(stops == count)
+    ends = np.asarray(Progression(backward, free[complete], spent[complete]).end)
+    grouping = complete[np.lexsort((spent[complete], ends))[0]]
+    found: list[int] = []
+    while stops[grouping]:
+        found.append(int(stops[grouping]))
+        grouping = before[grouping]
+    return found[::-1]
 
 
-def undominated(labels: list[Label]) -> list[Label]:
-    """Return the Pareto-optimal labels in ``free`` and ``spent``, by ascending ``free``."""
-    kept: list[Label] = []
-    # Sorted by (backward, free, spent), of which the first is the same for all.
-    for label in sorted(labels, key=lambda each: each.state):
-        if not kept or label.state.spent < kept[-1].state.spent:
-            kept.append(label)
-    return kept
+def undominated(free: NDArray[np.float64], spent: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the indices of the Pareto-optimal pairs, by ascending ``free``; at most MOST."""
+    order = np.lexsort((spent, free))
+    least = np.minimum.accumulate(spent[order])
+    optimal = order[np.concatenate([[True], spent[order][1:] < least[:-1]])]
+    if len(optimal) > MOST:
+        optimal = optimal[np.linspace(0, len(optimal) - 1, MOST).astype(int)]
+    return optimal

@@ -16,6 +16,7 @@ from dgc.planner.broadcast import broadcast_json
 from dgc.planner.forecast import Timing
 
 VERSION = 2
+ROUGH = 0.25  # relative error of measured costs, above which predictions decide nothing
 
 
 class PlanError(ValueError):
@@ -81,11 +82,16 @@ class Plan:
         return '\n'.join(lines)
 
     def summary(self) -> str:
-        """Return one line: how many buckets there are, and predicted times."""
+        """Return one line: how many buckets there are, predicted times, and their error if that is
+        so large that another planner may be better."""
         times = [f'{name} {1e3 * seconds:.0f} ms' for name, seconds in self.predicted.items()]
         predicted = f'; predicted per step: {", ".join(times)}' if times else ''
         count = sum(len(bucket.members) for bucket in self.buckets)
-        return f'plan: {count} parameters in {len(self.buckets)} buckets{predicted}'
+        text = f'plan: {count} parameters in {len(self.buckets)} buckets{predicted}'
+        error = 0.0 if self.timing is None else self.timing.costs.error
+        if times and error > ROUGH:
+            text += f'; measured with an error of {error:.0%}, which cannot tell which is the best'
+        return text
 
 
 def read(file: str) -> Plan:

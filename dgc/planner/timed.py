@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from dgc.bucket_spec import BucketSpec, ParameterSpec
+from dgc.bucket_spec import BucketSpec, ParameterSpec, Stretch
 from dgc.compressors.base import keep
 from dgc.planner.base import Planner, PlanRequest, sharing_key
 from dgc.planner.by_size import PerTensor, Whole
@@ -18,7 +18,7 @@ from dgc.planner.forecast import Forecast, Timing
 from dgc.planner.merging import GroupCost, exact, greedy
 from dgc.planner.plan import PlanError
 
-AFFORDABLE = 256  # layers that are merged by dynamic programming: some seconds
+AFFORDABLE = 256  # layers that are merged by dynamic programming: within a second or two
 FEW = 256  # combinations of divisions that are all compared
 
 T = TypeVar('T')
@@ -186,7 +186,7 @@ class Adaptive(Timed):
         def is_hidden(k: int) -> bool:
             attempt = replace(layer, schedule=schedule.towards(k / numel))
             times = forecast.bucket_times(attempt)
-            return times.processor + times.network <= gap
+            return bool(times.processor + times.network <= gap)
 
         least = keep(numel, schedule.density)
         most = max(keep(numel, self.max_ratio), least)
@@ -248,5 +248,10 @@ def lanes(request: PlanRequest, forecast: Forecast) -> list[BucketSpec]:
 
 
 def group_cost(lane: BucketSpec, forecast: Forecast) -> GroupCost:
-    """Return the times of groups of a lane's members, for ``dgc.planner.merging``."""
-    return lambda first, stop: forecast.bucket_times(lane.between(first, stop))
+    """Return the times of groups of a lane's members, for ``dgc.planner.merging``.
+
+    The time to compute one does not grow with the number of its members, unless a part of the
+    composition reads their shapes.
+    """
+    ready = [forecast.ready(name) for name in lane.names]  # ascending, see ``lanes``
+    return lambda first, stop: forecast.times(Stretch(lane, first, stop), ready[stop - 1])

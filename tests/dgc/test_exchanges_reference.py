@@ -10,6 +10,7 @@ from typing import NamedTuple
 import exchange_reference as reference
 import pytest
 import torch
+from documented import documented
 from exchange_helpers import (
     KINDS,
     WORLD_SIZES,
@@ -85,6 +86,11 @@ def spardl(teams: int = 1, gather: Bruck | None = None) -> SparDL:
 
 TABLE = {
     'all-gather': Row(AllGather, lambda messages, k: reference.all_gather(messages)),
+    # As docs/adding.md adds it: another way to the same sum.
+    'ring': Row(
+        documented('dgc/exchanges/ring.py').Ring,
+        lambda messages, k: reference.all_gather(messages),
+    ),
     'gtopk': Row(GTopK, reference.gtopk),
     'gtopk doubling': Row(GTopKDoubling, reference.gtopk_doubling),
     'oktopk': Row(OkTopK, oktopk),

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 
+import numpy as np
 import pytest
+from dgc_helpers import forecast
 
 from bench.merging import Layers, every_grouping, report
+from dgc.bucket_spec import BucketSpec, ParameterSpec, Stretch
+from dgc.codec import Codec
+from dgc.compressors import BlockTopK, TopK
+from dgc.costmodel import Line
+from dgc.exchanges import AllGather, PowerSGD
+from dgc.planner import Merged, PlanRequest, merging
+from dgc.planner.forecast import Forecast, Route
 from dgc.planner.merging import exact, greedy
+from dgc.planner.timed import group_cost
+from dgc.rules import LayerRules
+from dgc.schedule import DensitySchedule
 from dgc.timeline import BucketTimes
+from dgc.transforms import BlockLayout
 
 
 @pytest.mark.parametrize('seed', range(120))
@@ -76,3 +90,61 @@ class TestByHand:
         ready = list(itertools.accumulate(draw.uniform(0, 2) for _ in range(160)))
         stops = exact(160, self.layers(ready, start=0.7, each=0.5), ready[-1])
         assert stops[-1] == 160 and 1 < len(stops) < 160
+
+
+class TestTheTimeOfPlanning:
+    """docs/failures.md, rows 12 and 25."""
+
+    @staticmethod
+    def case(count):
+        """So many parameters like those of a residual network, and times to plan them by."""
+        draw = random.Random(count)
+        sides = [(draw.choice((64, 256)), draw.choice((64, 576, 2304))) for _ in range(count)]
+        members = [ParameterSpec(f'{n}', shape) for n, shape in enumerate(sides)]
+        when = itertools.accumulate(draw.uniform(0, 2e-3) for _ in range(count))
+        arrivals = dict(zip(map(str, reversed(range(count))), when, strict=True))
+        route = Route(Line(2e-4, 1e-9), Line(1e-3, 1e-8), moving=Line(1e-5, 2e-10))
+        costs = {'sparse': route, 'dense': route, 'copy': Line(1e-5, 2e-10)}
+        known = forecast(arrivals, max(arrivals.values()), **costs)
+        return PlanRequest(members, LayerRules(), DensitySchedule(0.001)), known
+
+    def test_the_exact_grouping_of_161_layers_takes_no_16_seconds(self):
+        asked, known = self.case(161)
+        start = time.process_time()
+        buckets = Merged(known).plan(asked)
+        assert time.process_time() - start < 2  # 0.2 where nothing else runs
+        assert 1 < len(buckets) < 161
+
+    def test_ten_times_the_layers_take_some_ten_times_as_long(self):
+        seconds = []
+        for count in (400, 4000):
+            asked, known = self.case(count)
+            start = time.process_time()
+            Merged(known).plan(asked)
+            seconds.append(time.process_time() - start)
+        assert seconds[1] < 35 * seconds[0]  # 100 where the time is quadratic
+
+    def test_the_number_of_groupings_that_are_extended_is_bounded(self, monkeypatch):
+        pairs = np.arange(50.0), np.arange(50.0)[::-1]
+        assert len(merging.undominated(*pairs)) == 50
+        monkeypatch.setattr(merging, 'MOST', 4)
+        assert merging.undominated(*pairs).tolist() == [0, 16, 32, 49]
+        layers = Layers(3, 40)  # whose fronts have more
+        stops = exact(40, layers.group_cost, layers.backward)
+        assert stops[-1] == 40 and stops == sorted({*stops})
+
+    @pytest.mark.parametrize(
+        'parts',
+        [(AllGather(), TopK()), (PowerSGD(2), TopK()), (AllGather(), BlockTopK(3, BlockLayout(8)))],
+    )
+    def test_a_group_costs_what_its_bucket_does(self, parts):
+        shapes = [(3, 5), (70, 9), (128, 64), (4, 4), (200, 30)]
+        members = [ParameterSpec(f'{n}', shape) for n, shape in enumerate(shapes)]
+        lane = BucketSpec.of(members, DensitySchedule(0.05))
+        known = forecast({f'{n}': float(n) for n in range(5)}, start=0.1, byte=1e-3)
+        known = Forecast(known.timing, parts[0], Codec(), parts[1])
+        cost = group_cost(lane, known)
+        for first, stop in itertools.combinations(range(6), 2):
+            assert cost(first, stop) == known.bucket_times(lane.between(first, stop))
+            stretch, between = Stretch(lane, first, stop), lane.between(first, stop)
+            assert (stretch.members, stretch.name) == (between.members, between.name)

@@ -6,12 +6,13 @@ import math
 
 import pytest
 import torch
-from dgc_helpers import MISFITS, bucket_of
+from dgc_helpers import MISFITS, bucket_of, exact, parameters, wrap
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import dgc
 from dgc import ops
-from dgc.codec import CodecError, elias_fano
+from dgc.codec import Codec, CodecError, elias_fano
 from dgc.compressors import SampledTopK, TopK
 from dgc.corrected import Corrected
 from dgc.memory import MomentumCorrection, Residual
@@ -211,6 +212,111 @@ class TestSpread:
     def test_what_does_not_fit_is_refused(self, pieces, part):
         with pytest.raises(RuntimeError, match='dgc: '):
             native.spread(pieces, [part], 1.0)
+
+
+def misaligned(tensor):
+    """The same elements, one byte behind a multiple of their size."""
+    raw = bytearray(1) + bytearray(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    flat = torch.frombuffer(raw, dtype=tensor.dtype, offset=1)
+    assert flat.data_ptr() % tensor.dtype.itemsize
+    return flat.view(tensor.shape)
+
+
+@native_only
+class TestMisaligned:
+    """docs/failures.md, row 24: torch.frombuffer(offset=1) reached loads of typed elements."""
+
+    @pytest.mark.parametrize('rule', RULES)
+    @pytest.mark.parametrize('dtype', DTYPES)
+    def test_what_is_read_is_copied_first(self, rule, dtype):
+        numel = 700
+        (plain, by_plain), (fast, by_fast) = (setting(rule, dtype, numel) for _ in '12')
+        by_fast = by_fast._replace(gradients=[misaligned(by_fast.gradient)])
+        positions = torch.arange(0, numel, 3)
+        expected = reference.sample(plain, by_plain, positions)
+        assert same_bits(native.sample(fast, by_fast, misaligned(positions)), expected)
+        expected = reference.accumulate(plain, by_plain, 0.5, 9)
+        assert_same(native.accumulate(fast, by_fast, 0.5, 9), expected)
+        assert same_bits(fast, plain)
+        assert_same(native.collect(misaligned(plain), 0.5, 9), reference.collect(plain, 0.5, 9))
+        assert native.finite([misaligned(by_plain.gradient)])
+
+    def test_messages_are_copied_first(self):
+        values, indices = random(300, 1), torch.arange(0, 900, 3)
+        pieces, expected = ([torch.ones(900)] for _ in '12')
+        part = Sparse(misaligned(values), misaligned(indices), 900)
+        native.spread(pieces, [part], 0.5)
+        reference.spread(expected, [Sparse(values, indices, 900)], 0.5)
+        assert same_bits(pieces[0], expected[0])
+        into = [misaligned(torch.ones(900))]
+        native.spread(into, [part], 0.5)
+        assert same_bits(into[0].clone(), expected[0])
+        assert native.in_order(misaligned(indices), 900)
+        for codec in (Codec('int4', 'packed'), Codec('fp16', 'int32'), Codec('qsgd8', 'int64')):
+            message = codec.encode(part, 3)
+            assert torch.equal(message, codec.encode(Sparse(values, indices, 900), 3))
+            found, wanted = codec.decode(misaligned_bytes(message)), codec.decode(message)
+            assert torch.equal(found.values, wanted.values)
+            assert torch.equal(found.indices, wanted.indices)
+
+    def test_what_is_written_is_refused_by_name(self):
+        kept, update = torch.zeros(9), Update([torch.ones(9)], torch.zeros(9), 0.9)
+        with pytest.raises(RuntimeError, match="a memory's buffer does not lie at a multiple"):
+            native.accumulate(misaligned(kept), update, 1.0, 1)
+        with pytest.raises(RuntimeError, match="a memory's buffer does not lie at a multiple"):
+            update = update._replace(momentum_buffer=misaligned(kept))
+            native.accumulate(kept, update, 1.0, 1)
+        group = {'lr': 0.1, 'momentum': 0.9, 'weight_decay': 0.1, 'nesterov': False}
+        with pytest.raises(RuntimeError, match='a tensor of a step does not lie at a multiple'):
+            native.step(misaligned(kept), kept, kept.clone(), group)
+
+    @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize('make', [exact, dgc.dense])
+    def test_training_with_misaligned_parameters_and_gradients(self, make, dtype):
+        def trained(place):
+            named = [(name, torch.nn.Parameter(place(p.detach())))
+                     for name, p in parameters(dtype=dtype)]  # fmt: skip
+            optimizer = wrap(named, make(), weight_decay=0.1)
+            for step in range(2):
+                draw = torch.Generator().manual_seed(step)
+                for _, parameter in named:
+                    shape = parameter.shape
+                    parameter.grad = place(torch.randn(shape, generator=draw).to(dtype))
+                optimizer.step()
+            return [p.detach().clone() for _, p in named]
+
+        assert all(map(torch.equal, trained(misaligned), trained(torch.clone)))
+
+
+@native_only
+@pytest.mark.parametrize(
+    ('call', 'match'),
+    [
+        (lambda: torch.ops.dgc.qsgd_encode(torch.ones(3), -1, 8, 1, 2), 'cannot be written'),
+        (lambda: torch.ops.dgc.qsgd_encode(torch.ones(3), 64, 8, 1, 2), 'cannot be written'),
+        (
+            lambda: torch.ops.dgc.elias_fano_encode(torch.tensor([0]), 2**63 - 1, 0),
+            'cannot be packed',
+        ),
+    ],
+)
+def test_what_the_sanitizers_found_is_refused(call, match):
+    """docs/failures.md, row 24: shifts by a negative number of bits, sums that overflowed."""
+    with pytest.raises(RuntimeError, match=match):
+        call()
+
+
+@native_only
+def test_a_block_may_be_as_large_as_an_integer():
+    """docs/failures.md, row 24."""
+    one = torch.ops.dgc.linear_encode(torch.ones(3), 8, 2**63 - 1)
+    assert torch.equal(one, torch.ops.dgc.linear_encode(torch.ones(3), 8, 3))
+
+
+def misaligned_bytes(message):
+    """Its bytes, from an odd address on."""
+    flat = torch.frombuffer(bytearray(1) + bytearray(message.numpy().tobytes()), dtype=torch.uint8)
+    return flat[1:]
 
 
 @native_only

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,16 @@ def test_a_plan_reads_as_a_table(tmp_path):
     assert len(lines) == 1 + len(plan.buckets)
     assert any('2.000%' in line for line in lines) and any('uncompressed' in line for line in lines)
     assert 'predicted' not in Plan(plan.buckets).summary()
+
+
+def test_a_plan_by_inexact_times_says_that_it_cannot_tell(tmp_path):
+    """docs/failures.md, row 25: an error of 58 % of the measured costs."""
+    plan, _ = trained(Merged(), steps=0)
+    costs = plan.timing.costs
+    for error, says in ((0.1, False), (0.58, True)):
+        measured = replace(costs, dense=replace(costs.dense, error=error), sparse=None)
+        told = replace(plan, timing=replace(plan.timing, costs=measured)).summary()
+        assert told.endswith('an error of 58%, which cannot tell which is the best') is says
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from dgc_helpers import (
     watch,
     wrap,
 )
+from documented import documented
 from state_helpers import assert_same
 from torch import Tensor
 
@@ -175,6 +176,13 @@ TABLE |= {
         lambda: ALGORITHMS['power-sgd'].composition(planner=BySize(sparse_bytes=800), rank=2)
     ),
     'chunk residual': Row(lambda: sparse(memory=Residual(), exchange=ChunkAllReduce(chunk=16))),
+}
+# What docs/adding.md adds, step by step; tests/docs compares the rows with the page's.
+RandomSubset = documented('dgc/compressors/random_subset.py').RandomSubset
+Ring = documented('dgc/exchanges/ring.py').Ring
+TABLE |= {
+    'random subset': Row(lambda: sparse(compressor=RandomSubset())),
+    'ring': Row(lambda: sparse(exchange=Ring())),
 }
 WORKERS = (1, 2, 3, 4, 5)
 MORE_WORKERS = (6, 7, 8, 9, 16)
@@ -337,6 +345,13 @@ def diaries(case) -> list[Diary]:
     )
 
 
+def assert_equal(some: list[Tensor], others: list[Tensor], what: str) -> None:
+    """Two lists of the model's parameters are the same bits; else the first difference is named."""
+    for (name, _), one, other in zip(parameters(), some, others, strict=True):
+        different = int((one != other).sum())
+        assert torch.equal(one, other), f'{name} {what} differ in {different} of {one.numel()}'
+
+
 def is_uncompressed(row: str) -> bool:
     """Whether a row's schedule never compresses."""
     return TABLE[row].make().schedule.is_uncompressed
@@ -362,7 +377,7 @@ class TestOneRun:
     def test_parameters_are_the_same_bits_on_all_ranks_after_every_step(self, diaries):
         for diary in diaries[1:]:
             for ours, first in zip(diary.snapshots, diaries[0].snapshots, strict=True):
-                assert all(map(torch.equal, ours, first))
+                assert_equal(ours, first, 'of two ranks')
 
     def test_a_row_is_compressed_where_it_says_so(self, diaries, case):
         for diary in diaries:
@@ -469,7 +484,11 @@ def test_ten_steps_are_five_a_checkpoint_and_five_more(case):
         return [(values(straight), optimizer), (values(second), resumed)]
 
     for (straight, optimizer), (second, resumed) in dgc.simulate(case.workers, worker):
-        assert all(map(torch.equal, straight, second))
+        assert_equal(
+            straight,
+            second,
+            'of a run and a resumed one (does a part keep what it does not declare?)',
+        )
         assert_same(optimizer.state_dict(), resumed.state_dict())
         densities = [[b.density for b in o.reducer.buckets] for o in (optimizer, resumed)]
         assert densities[0] == densities[1]
@@ -516,10 +535,11 @@ def test_a_skipped_step_leaves_no_trace(row, bad):
         after = optimizer.state_dict()
         assert after.pop('steps') == before.pop('steps') + 1
         assert_same(before, after)
-        assert all(map(torch.equal, values(named), parameters_before))
+        assert_equal(values(named), parameters_before, 'before and after a skipped step')
         train(optimizer, named, range(4, 6), engine.rank)
         return values(named)
 
     first, *others = dgc.simulate(4, worker)
-    assert all(all(map(torch.equal, other, first)) for other in others)
+    for other in others:
+        assert_equal(other, first, 'of two ranks')
     assert all(value.isfinite().all() for value in first)

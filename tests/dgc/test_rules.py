@@ -1,5 +1,9 @@
 import pytest
+import torch
+from dgc_helpers import parameters, plan_buckets, wrap
 
+import dgc
+from dgc.parameter_server import dual_way
 from dgc.rules import LayerRules
 from dgc.schedule import DensitySchedule
 
@@ -64,3 +68,56 @@ def test_the_ratio_of_a_layer_may_be_an_inverse_or_uncompressed(ratio, density):
 def test_an_impossible_ratio_of_a_layer_is_refused():
     with pytest.raises(ValueError, match='must be above 0'):
         LayerRules(ratios={'*': 0.0}).schedule('weight', DensitySchedule(0.01))
+
+
+@pytest.mark.parametrize('ratio', [1000, 0.001])
+def test_a_ratio_above_1_is_an_inverse_here_too(ratio):
+    """docs/failures.md, row 10: it meant uncompressed."""
+    rules = LayerRules(ratios={'w*': ratio})
+    bucket = plan_buckets(parameters(), dgc.deep_gradient_compression(0.5, rules=rules))[-2]
+    assert (bucket.spec.names, bucket.spec.density) == (('wide.weight',), 0.001)
+
+
+@pytest.mark.parametrize('rules', [LayerRules(['nowhere.*']), LayerRules(ratios={'nowhere.*': 9})])
+@pytest.mark.parametrize('make', [dgc.dense, dgc.deep_gradient_compression])
+def test_a_pattern_that_matches_nothing_is_refused_when_wrapping(rules, make):
+    """docs/failures.md, row 10."""
+    composition = make()
+    composition.rules = rules
+    setting = 'dense' if rules.dense else 'ratios'
+    match = (
+        rf"rules\.{setting} has the pattern 'nowhere\.\*', which matches no parameter of the "
+        r'model: its parameters are wide\.weight, narrow\.weight, bias, scale'
+    )
+    with pytest.raises(ValueError, match=match):
+        wrap(parameters(), composition)
+
+
+def test_a_pattern_may_match_what_is_frozen():
+    named = parameters()
+    named[0][1].requires_grad_(False)
+    wrap(named, dgc.deep_gradient_compression(rules=LayerRules(dense=['wide.*'])))
+
+
+def test_a_parameter_server_refuses_such_a_pattern_too():
+    """docs/failures.md, row 10."""
+    named = parameters()
+    sgd = torch.optim.SGD([p for _, p in named], lr=0.1)
+    with pytest.raises(ValueError, match='matches no parameter'):
+        dual_way(rules=LayerRules(dense=['nowhere'])).trained(sgd, named)
+
+
+@pytest.mark.parametrize(
+    ('settings', 'error', 'match'),
+    [
+        ({'dense': 'head*'}, TypeError, r"rules\.dense must be .* write dense=\['head\*'\]"),
+        ({'ratios': [0.1]}, TypeError, r'rules\.ratios must be a dictionary'),
+        ({'ratios': {'w*': '0.1'}}, TypeError, r"rules\.ratios\['w\*'\] must be a number"),
+        ({'ratios': {'w*': -1}}, ValueError, r"rules\.ratios\['w\*'\] must be above 0, got -1"),
+        ({'min_numel': '9'}, TypeError, r'rules\.min_numel must be a number'),
+    ],
+)
+def test_rules_that_are_none(settings, error, match):
+    """docs/failures.md, row 10: each character of 'head*' was a pattern, and '*' matches all."""
+    with pytest.raises(error, match=match):
+        LayerRules(**settings)

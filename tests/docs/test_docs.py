@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
-import textwrap
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
+from documented import documented, source
 
 import dgc
 from dgc.compressors import keep
 from dgc.exchanges import AllGather
-from utils.cli import parse_arguments
+from utils.cli import DECLARATIONS, OPTIONS, parse_arguments
 from utils.config import load
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
+# As if they had been written: the page's configs import them.
+RandomSubset = documented('dgc/compressors/random_subset.py').RandomSubset
+Ring = documented('dgc/exchanges/ring.py').Ring
 LAUNCHERS = ('horovodrun', 'torchrun', 'mpirun', 'python', 'OMP_NUM_THREADS=1')
 
 
@@ -37,16 +38,17 @@ def command_lines() -> list[str]:
     return [re.sub(r' #.*', '', line) for line in lines if line.startswith(LAUNCHERS)]
 
 
-def example(file: str) -> ModuleType:
-    """The module that docs/adding.md writes into ``file``."""
-    page = (ROOT / 'docs/adding.md').read_text()
-    block = re.search(rf'^( *)# {re.escape(file)}\n.*?```', page, re.S | re.M)
-    assert block is not None, f'docs/adding.md has no {file}'
-    source = textwrap.dedent(block[0].rpartition('```')[0])
-    module = ModuleType(Path(file).stem)
-    sys.modules[module.__name__] = module
-    exec(compile(source, 'docs/adding.md', 'exec'), module.__dict__)
-    return module
+def written(words: list[str], folder: Path) -> list[str]:
+    """Command-line words, in which files that docs/adding.md shows are written into ``folder``."""
+    found = []
+    for word in words:
+        if word.endswith('.py') and not (ROOT / word).exists():
+            path = folder / word
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(source(word))
+            word = str(path)
+        found.append(word)
+    return found
 
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
@@ -60,19 +62,18 @@ def test_there_are_command_lines_to_test():
 
 
 @pytest.mark.parametrize('line', command_lines())
-def test_command_lines_are_understood(line, monkeypatch):
+def test_command_lines_are_understood(line, monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
-    words = [word for word in shlex.split(line) if 'one_percent' not in word]  # it is to be written
+    words = written(shlex.split(line), tmp_path)
     arguments, overrides = parse_arguments(words[words.index('train.py') + 1 :])
     configs = load(arguments.configs, overrides)
     configs.check()
     assert configs.model
+    assert configs.train.compression.build()
 
 
 def test_the_example_of_a_compressor_trains():
-    composition = dgc.deep_gradient_compression(
-        0.1, compressor=example('dgc/compressors/random_subset.py').RandomSubset()
-    )
+    composition = dgc.deep_gradient_compression(0.1, compressor=RandomSubset())
     layer = torch.nn.Linear(30, 20)
     optimizer = dgc.DistributedOptimizer(
         dgc.DGCSGD(layer.parameters(), lr=0.1), layer.named_parameters(), composition
@@ -97,11 +98,52 @@ def test_the_example_of_an_exchange_sums_as_an_all_gather_does():
         optimizer.step()
         return layer.weight.detach(), engine.traffic.sent
 
-    ring = example('dgc/exchanges/ring.py').Ring
     torch.manual_seed(0)
-    ours = dgc.simulate(3, lambda engine: worker(engine, ring()))
+    ours = dgc.simulate(3, lambda engine: worker(engine, Ring()))
     torch.manual_seed(0)
     theirs = dgc.simulate(3, lambda engine: worker(engine, AllGather()))
     for (weight, _), (expected, _) in zip(ours, theirs, strict=True):
         assert torch.equal(weight, ours[0][0])
         torch.testing.assert_close(weight, expected)
+
+
+@pytest.mark.parametrize(
+    ('file', 'part', 'row'),
+    [
+        ('random_subset', 'compressor', 'RandomSubset'),
+        ('ring', 'exchange', 'Ring'),
+    ],
+)
+def test_the_walk_throughs_are_followed_to_their_end(file, part, row, monkeypatch, tmp_path):
+    """docs/failures.md, row 23: the config chooses the part, and the property tests have the row.
+
+    The rows of test_properties.py and test_exchanges_reference.py execute the page's code.
+    """
+    monkeypatch.chdir(ROOT)
+    files = ['configs/digits/cnn.py', 'configs/dgc/wm5.py', f'configs/dgc/{file}.py']
+    composition = load(written(files, tmp_path)).train.compression.build()
+    assert type(getattr(composition, part)).__name__ == row
+    page = ' '.join((ROOT / 'docs/adding.md').read_text().split())
+    tests = ' '.join((ROOT / 'tests/dgc/test_properties.py').read_text().split())
+    (line,) = re.findall(rf"'[a-z ]+': Row\(lambda: sparse\({part}={row}\(\)\)\)", page)
+    assert line in tests
+
+
+def test_the_example_of_a_model_and_its_data_learns(monkeypatch, tmp_path):
+    """docs/failures.md, row 23: the page's data() was `...`."""
+    monkeypatch.chdir(ROOT)
+    files = written(['mine/mlp.py', 'configs/dgc/wm5.py'], tmp_path)
+    configs = load(files, ['--configs.model.width', '256'], OPTIONS, DECLARATIONS)
+    configs.check()
+    torch.manual_seed(0)
+    model, data = configs.model.build(), configs.dataset.build()
+    assert model[0].out_features == 256 and [*data] == ['train', 'test']
+    sgd = torch.optim.SGD(model.parameters(), lr=configs.train.optimizer.lr, momentum=0.9)
+    for _ in range(3):
+        for batch in torch.utils.data.DataLoader(data['train'], configs.train.batch_size):
+            inputs, targets = batch
+            sgd.zero_grad()
+            torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+            sgd.step()
+    inputs, targets = data['test'].tensors
+    assert (model(inputs).argmax(1) == targets).float().mean() > 0.5  # by chance 0.1

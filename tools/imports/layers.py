@@ -5,6 +5,7 @@ docs/architecture.md draws them. Names are module prefixes; the longest match co
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     # Values, arithmetic and messages: no gradient, no communication.
+    ('dgc.checks',),
     ('dgc.schedule', 'dgc.sparse', 'dgc.timeline', 'dgc.profile'),
     ('dgc.bucket_spec', 'dgc.rules', 'dgc.ops'),
     ('dgc.state', 'dgc.codec', 'dgc.engines', 'dgc.costmodel', 'dgc.corrected', 'dgc.transforms'),

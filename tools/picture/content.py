@@ -51,5 +51,8 @@ LAYERS = (
     Layer('parts', ('memory/', 'exchanges/', 'clipping', 'nonfinite')),
     Layer('parts', ('compressors/', 'buckets', 'bucket_state', 'handshake', 'saved_state')),
     Layer('parts', ('transforms/', 'codec/', 'engines/', 'costmodel', 'corrected', 'state')),
-    Layer('values', ('bucket_spec', 'rules', 'schedule', 'sparse', 'ops/', 'timeline', 'profile')),
+    Layer(
+        'values',
+        ('bucket_spec', 'rules', 'schedule', 'sparse', 'ops/', 'timeline', 'profile', 'checks'),
+    ),
 )

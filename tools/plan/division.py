@@ -45,7 +45,8 @@ class Division(NamedTuple):
     @property
     def core(self) -> float:
         """When the core has finished the backward pass and its work on all buckets."""
-        return self.backward + sum(each.processor + each.moving for each in self.bucket_times)
+        work = sum(each.processor + each.moving for each in self.bucket_times)
+        return float(self.backward + work)
 
 
 def divisions(bench: Bench, make: Make, host: Calibration, setting: Setting) -> list[Division]:

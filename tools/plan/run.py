@@ -87,7 +87,7 @@ def plan(
         if not unfit(each.exchange, count)
     ]
     notes = [*compared.notes, *notes]
-    print(report.plan(subject, bench.step, predictions, notes, arguments.latency))
+    print(report.plan(subject, bench.step, predictions, notes, arguments.latency, host.error))
     if arguments.timeline is not None:
         print(f'\n{timeline(bench, compared, host, arguments)}')
     if arguments.png is not None:
@@ -97,7 +97,7 @@ def plan(
     return {
         'backward_ms': 1e3 * bench.step.backward,
         'optimizer_ms': {each.name: 1e3 * each.optimizer for each in measured},
-        'predictions': report.rows(predictions),
+        'predictions': report.rows(predictions, host.error),
     }
 
 

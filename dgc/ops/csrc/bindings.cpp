@@ -198,6 +198,7 @@ void step(const Tensor& parameter, const Tensor& gradient, const Tensor& buffer,
                     tensor.numel() == parameter.numel(),
                 "dgc: a step takes contiguous float32 tensors of one size, got ", tensor.scalar_type(), " ",
                 tensor.sizes());
+    TORCH_CHECK(is_aligned(tensor), "dgc: a tensor of a step does not lie at a multiple of the size of its elements: clone it");
   }
   const DecayedStep given{parameter.data_ptr<float>(),   gradient.const_data_ptr<float>(), buffer.data_ptr<float>(),
                           static_cast<float>(rate),      static_cast<float>(momentum),     static_cast<float>(decay),

@@ -38,9 +38,12 @@ struct Layout {
 Layout layout(int64_t count, int64_t bits, int64_t block) {
   TORCH_CHECK((bits == 2 || bits == 4 || bits == 8) && block > 0 && 0 <= count && count < std::numeric_limits<int64_t>::max() / 16,
               "dgc: ", count, " values cannot be written in blocks of ", block, ", ", bits, " bits each");
-  const int64_t blocks = (count + block - 1) / block, per_byte = 8 / bits;
+  const int64_t blocks = count / block + (count % block != 0), per_byte = 8 / bits;
   return {blocks, blocks * kScale, per_byte, blocks * kScale + (count + per_byte - 1) / per_byte};
 }
+
+// The largest number of so many bits, which layout() has checked.
+float top_of(int64_t bits) { return static_cast<float>((1 << (bits - 1)) - 1); }
 
 // The size of the steps of a block of values.
 float step_of(const float* values, int64_t count, float top) {
@@ -62,7 +65,7 @@ Tensor encode(const Tensor& values, int64_t bits, int64_t block, const Round& ro
   Tensor section = at::zeros({place.bytes}, at::kByte);
   uint8_t* out = section.data_ptr<uint8_t>();
   const float* in = values.const_data_ptr<float>();
-  const float top = static_cast<float>((1 << (bits - 1)) - 1);
+  const float top = top_of(bits);
   const int32_t field = (1 << bits) - 1;
   for (int64_t at = 0; at < place.blocks; ++at) {
     const int64_t first = at * block, last = std::min(first + block, count);
@@ -92,7 +95,8 @@ inline uint32_t mix(uint32_t x) {
 }
 
 Tensor qsgd_encode(const Tensor& values, int64_t bits, int64_t block, int64_t first_key, int64_t second_key) {
-  const float top = static_cast<float>((1 << (bits - 1)) - 1);
+  layout(values.numel(), bits, block);
+  const float top = top_of(bits);
   const uint32_t first = static_cast<uint32_t>(first_key), second = static_cast<uint32_t>(second_key);
   return encode(values, bits, block, [=](float scaled, int64_t position) {
     const uint32_t high = static_cast<uint32_t>(position >> 32);

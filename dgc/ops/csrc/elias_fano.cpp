@@ -7,6 +7,7 @@
 
 #include <bit>
 #include <cstring>
+#include <limits>
 #include <tuple>
 #include <vector>
 
@@ -49,6 +50,9 @@ Tensor encode(const Tensor& indices, int64_t numel, int64_t low) {
   check_flat(indices, at::kLong, "indices");
   const int64_t count = indices.numel();
   check(numel, count, low);
+  // `indices` lies in memory, so count * low is far from overflowing.
+  TORCH_CHECK((numel >> low) < std::numeric_limits<int64_t>::max() / 2, "dgc: ", numel, " elements cannot be packed with ",
+              low, " low bits");
   const int64_t begin = count * low, bits = begin + count + (numel >> low), bytes = (bits + 7) / 8;
   Tensor stream = at::zeros({bytes + kSlack}, at::kByte);
   uint8_t* out = stream.data_ptr<uint8_t>();
