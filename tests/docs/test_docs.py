@@ -57,6 +57,23 @@ def test_links_lead_somewhere(page):
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+def is_there(test: str) -> bool:
+    """Whether a file of tests holds the class or function that ``file::name::name`` names."""
+    file, *names = test.split('::')
+    path = ROOT / file
+    text = path.read_text() if path.is_file() else ''
+    return bool(text) and all(re.search(rf'^ *(def|class) {name}\b', text, re.M) for name in names)
+
+
+def test_every_failure_has_tests_that_are_there():
+    lines = (ROOT / 'docs/failures.md').read_text().splitlines()
+    rows = [line.split(' | ') for line in lines if re.match(r'\| \d', line)]
+    assert [int(row[0].strip('| ')) for row in rows] == list(range(1, 26))
+    for row in rows:
+        named = re.findall(r'`(tests/[^`]+)`', row[-1])
+        assert named and [test for test in named if not is_there(test)] == [], row[0]
+
+
 def test_there_are_command_lines_to_test():
     assert len(command_lines()) >= 6
 
