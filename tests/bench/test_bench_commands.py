@@ -83,6 +83,9 @@ def test_throughput_with_a_slow_worker(tmp_path):
     words = (
         '--model',
         'digits',
+        '--only',
+        'dgs',
+        'dgc',
         '--workers',
         '2',
         '--seconds',
@@ -93,11 +96,11 @@ def test_throughput_with_a_slow_worker(tmp_path):
     done = run('bench.parameter_server', *words)
     assert done.returncode == 0, done.stderr
     rows = {row['mode']: row for row in json.loads((tmp_path / 't.json').read_text())}
-    assert set(rows) == {'dgs', 'asgd', 'dgc'}
+    assert set(rows) == {'dgs', 'dgc'}
     assert all(len(row['updates']) == 2 and min(row['updates']) > 0 for row in rows.values())
     a_step = {mode: row['sent'] / sum(row['updates']) for mode, row in rows.items()}
-    assert 10 * a_step['dgs'] < a_step['asgd']
-    assert all(name in done.stdout for name in ('DGS, both ways', 'ASGD', 'DGC, synchronous'))
+    assert 10 * a_step['dgs'] < 4 * 36_010  # the float32 gradient
+    assert all(name in done.stdout for name in ('DGS, both ways', 'DGC, synchronous'))
 
 
 @pytest.mark.slow

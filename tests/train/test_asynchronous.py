@@ -14,7 +14,9 @@ import pytest
 from launching import BIN, Run, command, here, only_run, start
 
 STACK = ['--configs', 'configs/digits/cnn.py', 'configs/dgs/dgs.py', '--devices', 'cpu']
-MODES = ('dgs', 'asgd', 'gradient_dropping', 'async_dgc')
+# The default is trained to its end, the others as far as tells a method that learns from one that
+# does not. Accuracies in percent.
+MODES = [('dgs', 25, 97), ('asgd', 10, 85), ('gradient_dropping', 10, 85), ('async_dgc', 10, 85)]
 QUICK = [
     '--configs.server.heartbeat=0.3',
     '--configs.server.timeout=2',
@@ -112,15 +114,15 @@ def test_the_servers_checkpoint_is_evaluated_in_one_process(launched):
 
 @pytest.mark.slow
 @pytest.mark.xdist_group('torchrun 5')
-@pytest.mark.parametrize('mode', MODES)
-def test_four_workers_reach_97_percent(worlds, mode, tmp_path):
+@pytest.mark.parametrize(('mode', 'epochs', 'accuracy'), MODES)
+def test_four_workers_learn(worlds, mode, epochs, accuracy, tmp_path):
     """The runs follow each other in the same five processes, one of which serves."""
     words = ['--configs', 'configs/digits/cnn.py', f'configs/dgs/{mode}.py', '--devices', 'cpu']
-    words += ['--runs', str(tmp_path / 'runs')]
+    words += [f'--configs.train.num_epochs={epochs}', '--runs', str(tmp_path / 'runs')]
     ends = worlds('torchrun', 5).run('launching:in_world', *words, seconds=280)
     assert [done.code for done in ends] == [0] * 5, [done.output for done in ends]
     run = only_run(tmp_path / 'runs', ends[0])
-    assert max(line['acc/test_top1'] for line in run.metrics) >= 97
+    assert max(line['acc/test_top1'] for line in run.metrics) >= accuracy
 
 
 @pytest.mark.slow
