@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import sys
-from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -46,12 +45,19 @@ def pytest_runtest_setup(item):
         pytest.skip('Horovod was built without MPI: make horovod, with mpicxx on the path')
 
 
+STARTED = Worlds()
+
+
 @pytest.fixture(scope='session')
-def worlds() -> Iterator[Worlds]:
+def worlds() -> Worlds:
     """Real processes by launcher and number, started once for all tests that ask them."""
-    started = Worlds()
-    yield started
-    started.close()
+    return STARTED
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """End the worlds where the next test needs none: idle ranks of Horovod take a whole core."""
+    if nextitem is None or 'worlds' not in nextitem.fixturenames:
+        STARTED.close()
 
 
 @pytest.fixture
