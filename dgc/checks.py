@@ -33,11 +33,14 @@ def check_part(name: str, value: object, kind: type, example: str) -> None:
     if isinstance(value, kind):
         return
     wanted = f'{name} must be an object of the class {kind.__name__}'
-    known = {plain(each.__name__): each.__name__ for each in concrete(kind)}
+    known = {plain(each.__name__): each for each in concrete(kind)}
     if isinstance(value, type) and issubclass(value, kind):
         example = f'{value.__name__}(…)'
     elif isinstance(value, str) and plain(value) in known:
-        example = f'{known[plain(value)]}(…), imported from {kind.__module__.rpartition(".")[0]}'
+        meant = known[plain(value)]
+        package = kind.__module__.rpartition('.')[0]
+        is_ours = meant.__module__.startswith(f'{package}.')
+        example = f'{meant.__name__}(…), imported from {package if is_ours else meant.__module__}'
     elif inspect.isfunction(value):
         example = f'{value.__name__}(…)'
     raise TypeError(f'{wanted}, got {shortened(value)}: write {name}={example}')

@@ -62,8 +62,8 @@ D = dgc.deep_gradient_compression
             lambda: D(exchange=''),
             "exchange must be an object of the class Exchange, got '': write exchange=AllGather()",
         ),
-        (lambda: dgc.Composition(exchange='ring'), 'exchange must be an object of the class '
-         "Exchange, got 'ring': write exchange=AllGather()"),
+        (lambda: dgc.Composition(exchange='unheard of'), 'exchange must be an object of the class '
+         "Exchange, got 'unheard of': write exchange=AllGather()"),
         (lambda: D(memory=Residual), 'memory must be an object of the class Memory, got the class '
          'Residual itself: write memory=Residual(…)'),
         (lambda: D(memory='residual'), 'memory must be an object of the class Memory, got '

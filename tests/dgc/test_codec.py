@@ -80,14 +80,16 @@ def test_what_arrives_and_what_was_rounded_off_is_all_there_was_bit_for_bit(
 @settings(deadline=None, max_examples=60)
 @given(sparse=ANY)
 def test_of_the_other_codings_the_residual_is_exact_to_two_roundings(values, indices, sparse):
-    """The residual is at most twice the largest value, the sum at most once: each is rounded by
-    2^-24 of itself."""
+    """The residual is at most twice the largest value, and rounded by 2^-24 of itself.
+
+    The sum is taken in float64: in float32 it could round up to infinity beside the largest number.
+    """
     codec, sparse = Codec(values, indices), fitting(sparse, indices)
     delivered = codec.decode(codec.encode(sparse))
     residual = difference(sparse, delivered).values
     largest = float(sparse.values.abs().max()) if len(sparse.values) else 0.0
-    lost = (delivered.values + residual).double() - sparse.values.double()
-    assert (lost.abs() <= 3 * largest * 2.0**-24).all()
+    lost = delivered.values.double() + residual.double() - sparse.values.double()
+    assert (lost.abs() <= 2 * largest * 2.0**-24).all()
 
 
 @pytest.mark.parametrize(('values', 'indices'), [t for t in TYPES if t != ('sign', 'none')])
