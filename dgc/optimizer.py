@@ -20,6 +20,7 @@ from dgc.profile import Profile
 from dgc.saved_state import (
     EMPTY,
     count_entries,
+    has_memory,
     join_ranks,
     labelled,
     share_of,
@@ -317,11 +318,13 @@ class DistributedOptimizer(Wrapper):
                 momentum would be applied twice, or not at all.
         """
         wrapped = state_of_wrapped(state_dict)
-        share = share_of(state_dict, self.engine.rank, self.engine.size)
+        rank, size = self.engine.rank, self.engine.size
+        is_plain = not has_memory(state_dict)
+        share = EMPTY if is_plain else share_of(state_dict, rank, size)
         check_momentum_once(self.optimizer, wrapped['param_groups'], self.composition)
         self.reducer.load_state_dict(share)
         self.optimizer.load_state_dict(wrapped)
-        if share is EMPTY and self.engine.rank == 0:
+        if is_plain and rank == 0:
             warnings.warn(
                 "the state has no memory of this wrapper's: residuals start empty, and the "
                 "composition's schedule at step 0",

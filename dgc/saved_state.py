@@ -151,7 +151,8 @@ def labelled(saved: Mapping[str, Any], rank: int) -> dict[str, Any]:
         saved: ``Reducer.state_dict()`` of ``rank``.
         rank: The rank that saves it.
     """
-    # torch.distributed.checkpoint looks into lists, and loads no values that are not there yet.
+    # torch.distributed.checkpoint loads a tuple as one value. Of dictionaries in a list it loads
+    # only the entries that a new optimizer has already.
     own = {**saved, 'buckets': tuple(saved['buckets'])}
     return {'ranks': {f'rank {rank} of {saved["world_size"]}': own}}
 
@@ -169,14 +170,15 @@ def share_of(saved: Mapping[str, Any], rank: int, size: int) -> Mapping[str, Any
         rank, size: Of this rank.
 
     Returns:
-        What ``restore`` takes; ``EMPTY`` where ``saved`` has no state of any rank.
+        What ``restore`` takes.
 
     Raises:
-        ValueError: For states of another world size that lack some ranks.
+        ValueError: Where ``saved`` has no rank's state, or those of some of the ranks of another
+            world size.
     """
+    if 'ranks' not in saved and 'memory' in saved:
+        return saved
     states = by_rank(saved)
-    if states is None:
-        return saved if 'memory' in saved else EMPTY
     others = next(iter(states))[1]
     if len(states) == others:
         return merge_states([states[each, others] for each in range(others)], rank, size)
@@ -196,6 +198,11 @@ def share_of(saved: Mapping[str, Any], rank: int, size: int) -> Mapping[str, Any
         stacklevel=4,
     )
     return without_residuals(next(iter(states.values())))
+
+
+def has_memory(saved: Mapping[str, Any]) -> bool:
+    """Return whether ``saved`` has the state of any rank's parts, as no plain optimizer's has."""
+    return 'ranks' in saved or 'memory' in saved
 
 
 def state_of_wrapped(saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -235,23 +242,21 @@ def count_entries(state: Mapping[Any, Mapping[str, Any]]) -> int:
     return sum(len(entries) for entries in state.values())
 
 
-def by_rank(saved: Mapping[str, Any]) -> dict[tuple[int, int], Mapping[str, Any]] | None:
-    """Return the states in ``saved`` by rank and world size; None where none has a rank.
+def by_rank(saved: Mapping[str, Any]) -> dict[tuple[int, int], Mapping[str, Any]]:
+    """Return the states in ``saved`` by rank and world size.
 
     Raises:
-        ValueError: For a key that names no rank, or states of several world sizes.
+        ValueError: For a key that names no rank, and where there is none, or several world sizes.
     """
-    if 'ranks' not in saved:
-        return None
-    states = {}
-    for key, state in saved['ranks'].items():
+    states, ranks = {}, saved.get('ranks', {})
+    for key, state in ranks.items():
         match = KEY.fullmatch(key)
         if match is None:
             raise ValueError(f"the state has {key!r} in 'ranks': expected such as 'rank 0 of 2'")
         states[int(match[1]), int(match[2])] = state
     if len({size for _, size in states}) != 1:
         raise ValueError(
-            f"the state has {', '.join(saved['ranks']) or 'nothing'} in 'ranks': expected ranks of "
+            f"the state has {', '.join(ranks) or 'nothing'} in 'ranks': expected ranks of "
             'one world size'
         )
     return dict(sorted(states.items()))

@@ -120,6 +120,12 @@ def test_what_is_no_optimizer_s_state_is_refused():
         optimizer.load_state_dict({'model': {}, 'epoch': 3})
 
 
+@pytest.mark.parametrize('state', [{'steps': 3}, {'steps': 3, 'ranks': {}}], ids=['none', 'empty'])
+def test_local_steps_refuse_a_state_without_any_rank_s_memory(state):
+    with pytest.raises(ValueError, match="has nothing in 'ranks'"):
+        of_local_steps().load_state_dict(state)
+
+
 def test_a_state_in_the_layout_of_earlier_versions_is_loaded():
     named = parameters()
     optimizer = wrap(named, exact(), momentum=0.9, weight_decay=0.01)
