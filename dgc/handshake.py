@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dgc import codec, ops
 from dgc.engines.base import Engine, EngineError, as_bytes
+
+CHUNK = 2**26  # bytes of a broadcast of a saved state
 
 
 class HandshakeError(EngineError):
@@ -85,6 +89,33 @@ def gather_text(engine: Engine, text: str, device: torch.device | str, limit: in
     raw = text.encode()[:limit].ljust(limit, b'\0')
     rows = gather_bytes(engine, raw, device)
     return [row.rstrip(b'\0').decode(errors='ignore') for row in rows]
+
+
+def gather_states(engine: Engine, state: Any, device: torch.device | str) -> list[Any]:
+    """Return every rank's ``state`` on the CPU, in order of rank. A collective.
+
+    Args:
+        engine: Carries each state as the bytes of a file, in broadcasts of at most ``CHUNK`` bytes.
+        state: Tensors and plain values in dictionaries, lists and tuples; of any size on each rank.
+        device: Of the tensors that the engine carries.
+    """
+    file = io.BytesIO()
+    torch.save(state, file)
+    ours = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
+    lengths = [
+        int.from_bytes(each, 'little')
+        for each in gather_bytes(engine, len(ours).to_bytes(8, 'little'), device)
+    ]
+    states = []
+    for root, length in enumerate(lengths):
+        whole = ours if root == engine.rank else torch.empty(length, dtype=torch.uint8)
+        for chunk in whole.split(CHUNK):
+            sent = engine.broadcast(chunk.to(device, copy=True), root)
+            if root != engine.rank:
+                chunk.copy_(sent)
+        received = io.BytesIO(whole.numpy().data)
+        states.append(torch.load(received, map_location='cpu', weights_only=True))
+    return states
 
 
 def check_agreement(engine: Engine, tensors: Iterable[Tensor]) -> None:

@@ -16,7 +16,9 @@ from dgc.buckets import part_of
 from dgc.checks import check_part
 from dgc.composition import Composition
 from dgc.engines import Engine, TorchEngine
+from dgc.handshake import gather_states
 from dgc.profile import Profile
+from dgc.saved_state import join_ranks, labelled, share_of
 from dgc.wiring import check, regroup, wire
 
 
@@ -125,10 +127,21 @@ class CompressionHook:
         self.steps += 1
 
     def state_dict(self) -> dict[str, object]:
-        """Return the state of the composition's parts, and the number of steps."""
-        return {**self.reducer.state_dict(), 'steps': self.steps}
+        """Return this rank's state of the composition's parts, and the number of steps."""
+        engine = self.reducer.engine
+        return {**labelled(self.reducer.state_dict(), engine.rank), 'steps': self.steps}
+
+    def gather_state_dict(self) -> dict[str, object]:
+        """Return the state of all ranks, on every rank, for any later world size. A collective."""
+        device = self.reducer.buckets[0].device
+        return join_ranks(gather_states(self.reducer.engine, self.state_dict(), device))
 
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
-        """Restore what ``state_dict()`` returned."""
-        self.reducer.load_state_dict(state_dict)
+        """Restore what ``state_dict()`` or ``gather_state_dict()`` returned.
+
+        Raises:
+            ValueError: For the states of some of the ranks of another world size.
+        """
+        engine = self.reducer.engine
+        self.reducer.load_state_dict(share_of(state_dict, engine.rank, engine.size))
         self.steps = int(str(state_dict['steps']))

@@ -20,6 +20,7 @@ from dgc.composition import Composition
 from dgc.engines import Engine, create
 from dgc.handshake import broadcast_tensors
 from dgc.optim import DGCSGD, OneBitAdam
+from dgc.saved_state import labelled, share_of
 from dgc.sources import Movement, check_trained
 from dgc.wiring import check, groups_of, pairs, regroup, wire
 from dgc.wrapper import Wrapper
@@ -190,7 +191,7 @@ class LocalSteps(Wrapper):
             'optimizer': self.inner.state_dict(),
             'outer': self.outer.state_dict(),
             'agreed': {name: values.clone() for name, values in self.source.agreed.items()},
-            **self.reducer.state_dict(),
+            **labelled(self.reducer.state_dict(), self.engine.rank),
             'steps': self.steps,
             'rank': self.engine.rank,
             'size': self.engine.size,
@@ -200,9 +201,14 @@ class LocalSteps(Wrapper):
         """Restore what ``state_dict()`` returned. The model's state must be loaded before.
 
         Where another rank or another number of ranks saved it, the model goes on from θ_s: the
-        local steps since then belong to that rank.
+        local steps since then belong to that rank. Residuals are loaded by
+        ``dgc.saved_state.share_of``.
+
+        Raises:
+            ValueError: For the states of some of the ranks of another world size.
         """
-        self.reducer.load_state_dict(state_dict)
+        share = share_of(state_dict, self.engine.rank, self.engine.size)
+        self.reducer.load_state_dict(share)
         self.inner.load_state_dict(state_dict['optimizer'])
         # Settings are those of this run, as ranks have compared them; the state is restored.
         configured = [{**group} for group in self.outer.param_groups]

@@ -14,10 +14,20 @@ from torch.optim import Optimizer
 from dgc.algorithms.deep_gradient_compression import deep_gradient_compression
 from dgc.composition import Composition
 from dgc.engines import Engine, create
-from dgc.handshake import broadcast_tensors
+from dgc.handshake import broadcast_tensors, gather_states
+from dgc.optim import DGCSGD
 from dgc.profile import Profile
+from dgc.saved_state import (
+    EMPTY,
+    count_entries,
+    has_memory,
+    join_ranks,
+    labelled,
+    share_of,
+    state_of_wrapped,
+)
 from dgc.sources import GradientHooks
-from dgc.wiring import check, pairs, regroup, wire
+from dgc.wiring import check, check_momentum_once, pairs, regroup, wire
 from dgc.wrapper import Wrapper
 
 
@@ -182,10 +192,30 @@ class DistributedOptimizer(Wrapper):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._check_rate()
         if self.synchronize():
             self.optimizer.step()
         self._end_step()
         return loss
+
+    def _check_rate(self) -> None:
+        """Raise RuntimeError for a step that sends residuals and multiplies them by 0.
+
+        ``torch.distributed.checkpoint.state_dict`` takes such a step, to create state.
+        """
+        if self.source.has_begun or self._synchronized is not None:
+            return
+        groups = self.param_groups
+        has_gradients = all(
+            p.grad is not None for g in groups for p in g['params'] if p.requires_grad
+        )
+        if has_gradients and not any(float(group.get('lr', 1)) for group in groups):
+            raise RuntimeError(
+                'step() at a learning rate of 0, without backward(), would send residuals and lose '
+                'them. Where torch.distributed.checkpoint.state_dict made this call, to create the '
+                "optimizer's state: give DistributedOptimizer itself to "
+                "torch.distributed.checkpoint.save(), as {'optimizer': optimizer}"
+            )
 
     def _end_step(self) -> None:
         self.steps += 1
@@ -221,21 +251,85 @@ class DistributedOptimizer(Wrapper):
         yield
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimizer's state, and that of the composition's parts."""
+        """Return the wrapped optimizer's state, and this rank's of the composition's parts.
+
+        A plain optimizer loads it too, and leaves the memory out.
+
+        Returns:
+            'state' and 'param_groups' of the wrapped optimizer, 'steps', 'entries' (their number in
+            'state'), and 'ranks': this rank's residuals, under a key with rank and world size. The
+            other ranks' are not in it: save one file per rank, or ``gather_state_dict()``.
+        """
+        wrapped = self.optimizer.state_dict()
         return {
-            'optimizer': self.optimizer.state_dict(),
-            **self.reducer.state_dict(),
+            **wrapped,
+            **labelled(self.reducer.state_dict(), self.engine.rank),
             'steps': self.steps,
+            'entries': count_entries(wrapped['state']),
         }
 
+    def gather_state_dict(self) -> dict[str, Any]:
+        """Return the state of all ranks, for one file and any later world size. A collective.
+
+        Each rank receives the residuals of all ranks, on the CPU: for P ranks, P times the bytes
+        of its own.
+
+        Returns:
+            As ``state_dict()``, with all ranks in 'ranks'; the same on every rank. Of a DGCSGD, it
+            has SGD's ``momentum_buffer`` in 'state' as well, computed from the momentum of weight
+            decay and the mean of the ranks' momenta, so that ``torch.optim.SGD`` goes on with it.
+        """
+        own = self.state_dict()
+        ranks = gather_states(self.engine, {'ranks': own['ranks']}, self.buckets[0].device)
+        state = self._with_momentum(own['state'])
+        return {**own, **join_ranks(ranks), 'state': state, 'entries': count_entries(state)}
+
+    def _with_momentum(self, state: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+        """Add to DGCSGD's state the ``momentum_buffer`` of SGD. A collective."""
+        if not isinstance(self.optimizer, DGCSGD):
+            return state
+        parameters = [p for group in self.param_groups for p in group['params']]
+        numbers = {parameter: number for number, parameter in enumerate(parameters)}
+        state = {number: dict(entries) for number, entries in state.items()}
+        for bucket in self.buckets:
+            momentum = bucket.buffers.get('momentum')
+            if momentum is None or not bucket.momentum:
+                continue
+            mean = self.engine.all_reduce(momentum.clone()).div_(self.engine.size)
+            mean = self.composition.transform.inverse(mean, bucket.spec)
+            if bucket.nesterov:  # the memory's u is m times SGD's buffer
+                mean.div_(bucket.momentum)
+            for member, (_, view) in zip(bucket.members, bucket.views(mean), strict=True):
+                entries = state.setdefault(numbers[member.parameter], {})
+                decay = entries.setdefault('decay_momentum', torch.zeros_like(member.parameter))
+                entries['momentum_buffer'] = decay + view.to(decay.dtype)
+        return state
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what ``state_dict()`` returned, for any division into buckets.
+        """Restore what ``state_dict()`` or ``gather_state_dict()`` returned.
+
+        The division into buckets may be another; so may the world size, for the latter. The state
+        of a plain optimizer is loaded as well: the memory then starts empty, and the composition's
+        schedule at step 0, which rank 0 says in a warning.
 
         Raises:
-            ValueError: Where this composition has no memory for a saved residual or momentum.
+            ValueError: Where this composition has no memory for a saved residual or momentum; where
+                the saved states are those of some of the ranks of another world size; where
+                momentum would be applied twice, or not at all.
         """
-        self.reducer.load_state_dict(state_dict)
-        self.optimizer.load_state_dict(state_dict['optimizer'])
-        self.steps = int(state_dict['steps'])
+        wrapped = state_of_wrapped(state_dict)
+        rank, size = self.engine.rank, self.engine.size
+        is_plain = not has_memory(state_dict)
+        share = EMPTY if is_plain else share_of(state_dict, rank, size)
+        check_momentum_once(self.optimizer, wrapped['param_groups'], self.composition)
+        self.reducer.load_state_dict(share)
+        self.optimizer.load_state_dict(wrapped)
+        if is_plain and rank == 0:
+            warnings.warn(
+                "the state has no memory of this wrapper's: residuals start empty, and the "
+                "composition's schedule at step 0",
+                stacklevel=2,
+            )
+        self.steps = int(state_dict.get('steps', 0))
         self._begin_step()
         self.zero_grad()

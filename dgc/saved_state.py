@@ -2,11 +2,19 @@
 
 {'memory' | 'compressor' | 'exchange' | 'transform' | 'codec': {parameter: {entry: tensor}},
  'buckets': [{'parameters': [name, …], 'values': {role: {entry: plain values}}}],
- 'resize': {role: {entry: what becomes of it at another world size}}}
+ 'resize': {role: {entry: what becomes of it at another world size}},
+ 'world_size': of the ranks that saved it}
+
+Optimizers save it under a key of its rank, beside what is the same on all ranks, so that one rank's
+state is never taken for another's, and the states of all ranks fit into one dictionary:
+
+{'ranks': {'rank 0 of 2': as above, 'rank 1 of 2': …}}
 """
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +22,9 @@ from torch import Tensor
 
 from dgc.bucket_state import BucketState
 from dgc.state import ROLES, Resize
+
+KEY = re.compile(r'rank (\d+) of (\d+)')
+EMPTY: Mapping[str, Any] = {'memory': {}, 'resize': {}}  # restores initial values
 
 
 def save(states: Sequence[BucketState]) -> dict[str, Any]:
@@ -131,6 +142,146 @@ def merge_states(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> d
         }
         merged['buckets'].append({'parameters': bucket['parameters'], 'values': values})
     return merged
+
+
+def labelled(saved: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    """Return the state of one rank under a key of its own.
+
+    Args:
+        saved: ``Reducer.state_dict()`` of ``rank``.
+        rank: The rank that saves it.
+    """
+    # torch.distributed.checkpoint loads a tuple as one value. Of dictionaries in a list it loads
+    # only the entries that a new optimizer has already.
+    own = {**saved, 'buckets': tuple(saved['buckets'])}
+    return {'ranks': {f'rank {rank} of {saved["world_size"]}': own}}
+
+
+def share_of(saved: Mapping[str, Any], rank: int, size: int) -> Mapping[str, Any]:
+    """Return this rank's share of a state with any number of ranks' states.
+
+    The states of all ranks serve any world size. One rank's state serves that rank. Another rank
+    of the same world size takes from it what is the same on all ranks, and starts with an empty
+    memory: residuals of one rank that several ranks load would be applied several times.
+
+    Args:
+        saved: What an optimizer's ``state_dict()`` or ``gather_state_dict()`` returned; of earlier
+            versions, with one rank's state at the top.
+        rank, size: Of this rank.
+
+    Returns:
+        What ``restore`` takes.
+
+    Raises:
+        ValueError: Where ``saved`` has no rank's state, or those of some of the ranks of another
+            world size.
+    """
+    if 'ranks' not in saved and 'memory' in saved:
+        return saved
+    states = by_rank(saved)
+    others = next(iter(states))[1]
+    if len(states) == others:
+        return merge_states([states[each, others] for each in range(others)], rank, size)
+    if (rank, size) in states:
+        return states[rank, size]
+    ranks = ', '.join(str(each) for each, _ in states)
+    if others != size:
+        raise ValueError(
+            f'the state is that of rank {ranks} of {others}, and there are {size} ranks here: '
+            "save gather_state_dict(), which has all ranks' residuals, or load only its 'state' "
+            "and 'param_groups' to start with an empty memory"
+        )
+    warnings.warn(
+        f'rank {rank} of {size} loads the state of rank {ranks}, whose residuals would be applied '
+        f'twice: the memory of rank {rank} starts empty, and the gradients that it had not sent '
+        'are lost. Save the states of all ranks: gather_state_dict(), or one file per rank',
+        stacklevel=4,
+    )
+    return without_residuals(next(iter(states.values())))
+
+
+def has_memory(saved: Mapping[str, Any]) -> bool:
+    """Return whether ``saved`` has the state of any rank's parts, as no plain optimizer's has."""
+    return 'ranks' in saved or 'memory' in saved
+
+
+def state_of_wrapped(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the wrapped optimizer's own state: 'state' and 'param_groups'.
+
+    Args:
+        saved: What ``DistributedOptimizer.state_dict()`` returned, that of an earlier version, or
+            the state of a plain optimizer.
+
+    Raises:
+        ValueError: Where ``saved`` has no such state, or lacks entries that were saved.
+    """
+    is_older = 'memory' in saved and 'optimizer' in saved
+    found = saved['optimizer'] if is_older else saved
+    if not {'state', 'param_groups'} <= found.keys():
+        raise ValueError(
+            f"load_state_dict() needs an optimizer's state with 'state' and 'param_groups', and "
+            f'got {", ".join(map(str, saved)) or "an empty dictionary"}'
+        )
+    state: dict[Any, dict[str, Any]] = {}
+    for key, entries in found['state'].items():  # torch.distributed.checkpoint makes keys strings
+        number = int(key) if isinstance(key, str) and key.isdigit() else key
+        state.setdefault(number, {}).update(entries)
+    entries, expected = count_entries(state), saved.get('entries', 0)
+    if entries < expected:
+        raise ValueError(
+            f"the state has {entries} of the {expected} entries of the wrapped optimizer's state "
+            'that were saved. torch.distributed.checkpoint.load() reads only entries that the '
+            'optimizer has already: convert the checkpoint with '
+            'torch.distributed.checkpoint.format_utils.dcp_to_torch_save, and load that file'
+        )
+    return {'state': state, 'param_groups': found['param_groups']}
+
+
+def count_entries(state: Mapping[Any, Mapping[str, Any]]) -> int:
+    """Return the number of entries in an optimizer's state of all parameters."""
+    return sum(len(entries) for entries in state.values())
+
+
+def by_rank(saved: Mapping[str, Any]) -> dict[tuple[int, int], Mapping[str, Any]]:
+    """Return the states in ``saved`` by rank and world size.
+
+    Raises:
+        ValueError: For a key that names no rank, and where there is none, or several world sizes.
+    """
+    states, ranks = {}, saved.get('ranks', {})
+    for key, state in ranks.items():
+        match = KEY.fullmatch(key)
+        if match is None:
+            raise ValueError(f"the state has {key!r} in 'ranks': expected such as 'rank 0 of 2'")
+        states[int(match[1]), int(match[2])] = state
+    if len({size for _, size in states}) != 1:
+        raise ValueError(
+            f"the state has {', '.join(ranks) or 'nothing'} in 'ranks': expected ranks of "
+            'one world size'
+        )
+    return dict(sorted(states.items()))
+
+
+def join_ranks(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the state of all ranks: the first one's, with the 'ranks' of all."""
+    ranks = {key: each for state in states for key, each in state['ranks'].items()}
+    return {**states[0], 'ranks': ranks}
+
+
+def without_residuals(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one rank's state for another rank of the same world size.
+
+    Tensors that are not the same on all ranks are removed. Plain values stay, since some of them
+    decide which collectives a rank makes.
+    """
+    kept = dict(saved)
+    for role, rules in saved['resize'].items():
+        same = {entry for entry, rule in rules.items() if rule == Resize.REPLICATED}
+        kept[role] = {
+            name: {entry: tensor for entry, tensor in entries.items() if entry in same}
+            for name, entries in saved.get(role, {}).items()
+        }
+    return kept
 
 
 def older_rules(state: Mapping[str, Any]) -> dict[str, dict[str, str]]:

@@ -313,16 +313,30 @@ def check_names(optimizer: Optimizer, named: Sequence[tuple[str, Parameter]]) ->
 
 def check_momentum(optimizer: Optimizer, composition: Composition) -> None:
     """Raise ValueError where momentum would be applied twice, or not at all."""
-    has_momentum = any(group.get('momentum', 0) for group in optimizer.param_groups)
     memory, exchange = type(composition.memory).__name__, type(composition.exchange).__name__
     for group in optimizer.param_groups:
         composition.memory.check(group.get('momentum', 0.0), group.get('nesterov', False))
     composition.memory.check_optimizer(optimizer)
+    check_momentum_once(optimizer, optimizer.param_groups, composition)
     if isinstance(optimizer, OneBitAdam) and not isinstance(composition.memory, AveragedMomentum):
         raise ValueError(
             f'OneBitAdam expects momenta from the memory and {memory} sends none: use '
             'AveragedMomentum (the composition one_bit_adam), or torch.optim.Adam'
         )
+    if composition.loses_gradient:
+        message = f'{memory} loses whatever is not sent: use Residual or MomentumCorrection'
+        if composition.exchange.loses:
+            message = f'{exchange} loses part of what it cuts: use GlobalResiduals'
+        warnings.warn(message, stacklevel=3)
+
+
+def check_momentum_once(
+    optimizer: Optimizer, groups: Iterable[Mapping[str, Any]], composition: Composition
+) -> None:
+    """Raise ValueError where ``optimizer``, with the settings of ``groups``, and the memory would
+    apply momentum twice, or not at all."""
+    memory = type(composition.memory).__name__
+    has_momentum = any(group.get('momentum', 0) for group in groups)
     if composition.memory.holds_momentum and not isinstance(optimizer, DGCSGD) and has_momentum:
         raise ValueError(
             f'{memory} holds the momentum and {type(optimizer).__name__} would apply it again: '
@@ -333,8 +347,3 @@ def check_momentum(optimizer: Optimizer, composition: Composition) -> None:
             f'DGCSGD leaves momentum to the memory and {memory} has none: use torch.optim.SGD, '
             'or MomentumCorrection'
         )
-    if composition.loses_gradient:
-        message = f'{memory} loses whatever is not sent: use Residual or MomentumCorrection'
-        if composition.exchange.loses:
-            message = f'{exchange} loses part of what it cuts: use GlobalResiduals'
-        warnings.warn(message, stacklevel=3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from torch.optim import Optimizer
 
@@ -11,7 +12,23 @@ from dgc.composition import Composition
 from dgc.reducer import Progress, Reducer
 
 
-class Wrapper(Optimizer):
+class Uncopied(Optimizer):
+    """An optimizer that ``copy.deepcopy``, ``pickle`` and ``torch.save`` refuse.
+
+    Those of torch would copy its groups and state, without connections and hooks.
+    """
+
+    _saved_instead = 'save its state_dict(), and load that into a new one'
+
+    def __reduce_ex__(self, _: Any) -> NoReturn:
+        """Raise TypeError, with what to do instead."""
+        raise TypeError(
+            f'{type(self).__name__} cannot be copied or pickled, since it holds connections to '
+            f'other processes and hooks on the parameters: {self._saved_instead}'
+        )
+
+
+class Wrapper(Uncopied):
     """An optimizer whose contributions go through ``reducer``."""
 
     reducer: Reducer

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from dgc.handshake import gather_text
-from dgc.saved_state import merge_states
+from dgc.saved_state import join_ranks, merge_states
 from utils.build import Evaluated
 from utils.files import replacing
 from utils.naming import AT
@@ -130,6 +130,8 @@ class Checkpoints:
             return self._read(epoch, self.rank, size)
         states = [self._read(epoch, rank, size) for rank in range(size)]
         optimizers = [state['optimizer'] for state in states]
+        if 'ranks' in optimizers[0]:
+            return {**states[0], 'optimizer': join_ranks(optimizers)}
         merged = merge_states(optimizers, self.rank, self.size)
         return {**states[0], 'optimizer': {**optimizers[0], **merged}}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ from torch.optim import Optimizer
 
 from dgc import ops
 from dgc.ops import native
+
+NEGLIGIBLE = 1e-12  # the part of a loaded momentum at which it is dropped
 
 
 class DGCSGD(Optimizer):
@@ -58,8 +60,33 @@ class DGCSGD(Optimizer):
             'momentum': momentum,
             'weight_decay': weight_decay,
             'nesterov': nesterov,
+            'dampening': dampening,  # torch.optim.SGD reads it from a state that it loads
         }
         super().__init__(params, defaults)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the state of a DGCSGD or a ``torch.optim.SGD``.
+
+        SGD's ``momentum_buffer`` becomes ``b``, which is applied uncompressed and decays by ``m``
+        each step, so that the update goes on as that of SGD would.
+
+        Raises:
+            ValueError: For an SGD's dampening or ``maximize``.
+        """
+        for group in state_dict['param_groups']:
+            for name in ('dampening', 'maximize'):
+                if group.get(name):
+                    raise ValueError(
+                        f'the saved SGD has {name}={group[name]}, and DGCSGD has no {name}: go on '
+                        'with torch.optim.SGD and the memory Residual'
+                    )
+        state = {key: from_sgd(entries) for key, entries in state_dict['state'].items()}
+        super().load_state_dict({**state_dict, 'state': state})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group.setdefault('dampening', 0.0)  # of an earlier version
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]
@@ -80,13 +107,26 @@ class DGCSGD(Optimizer):
                 gradient = parameter.grad
                 if gradient is None:
                     continue
-                if not (group['weight_decay'] and group['momentum']):
+                carries = 'decay_momentum' in self.state.get(parameter, ())
+                if not (group['momentum'] and (group['weight_decay'] or carries)):
                     step_without_buffer(parameter, gradient, group)
                     continue
                 buffer = self._decay_momentum(parameter)
                 step = native.step if fits_kernel(parameter, gradient, buffer) else step_plainly
                 step(parameter, gradient, buffer, group)
+                if not group['weight_decay']:
+                    self._let_decay(parameter, group['momentum'])
         return loss
+
+    def _let_decay(self, parameter: Tensor, momentum: float) -> None:
+        """Drop ``b`` once ``m`` per step has made it negligible, where weight decay adds nothing.
+
+        Else it would end in denormal numbers, with which CPUs compute slowly.
+        """
+        state = self.state[parameter]
+        state['decayed_steps'] = state.get('decayed_steps', 0) + 1
+        if momentum ** state['decayed_steps'] < NEGLIGIBLE:
+            del self.state[parameter]
 
     def _decay_momentum(self, parameter: Tensor) -> Tensor:
         """Return the buffer ``b``, in the parameter's shape; zeros at first."""
@@ -94,6 +134,23 @@ class DGCSGD(Optimizer):
         if 'decay_momentum' not in state:
             state['decay_momentum'] = torch.zeros_like(parameter)
         return state['decay_momentum']
+
+
+def from_sgd(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of one parameter with SGD's ``momentum_buffer`` as ``decay_momentum``.
+
+    Where both are there, ``DistributedOptimizer.gather_state_dict()`` has saved them: the rest of
+    ``momentum_buffer`` is in the ranks' memories.
+    """
+    kept = {name: value for name, value in entries.items() if name != 'momentum_buffer'}
+    buffer, decay = entries.get('momentum_buffer'), entries.get('decay_momentum')
+    if buffer is None:
+        return kept
+    if decay is None:
+        kept['decay_momentum'] = buffer
+    elif not decay.any():  # made for the sake of momentum_buffer, without weight decay
+        del kept['decay_momentum']
+    return kept
 
 
 def step_without_buffer(parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:

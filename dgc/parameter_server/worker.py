@@ -27,6 +27,7 @@ from dgc.parameter_server.settings import ServerError
 from dgc.reducer import Progress
 from dgc.sparse import difference
 from dgc.wiring import allocate, pairs
+from dgc.wrapper import Uncopied
 
 log = logging.getLogger(__name__)
 LEAVE_TIMEOUT = 10.0  # seconds that a worker waits for the reply to its LEAVE
@@ -62,7 +63,7 @@ class Link(ABC):
         """Disconnect."""
 
 
-class WorkerOptimizer(Optimizer):
+class WorkerOptimizer(Uncopied):
     """SGD on a model that a parameter server holds.
 
         link = SocketLink(Address('127.0.0.1', 5555))
@@ -99,6 +100,8 @@ class WorkerOptimizer(Optimizer):
         ValueError: For settings with which asynchronous training is impossible.
         ServerError: If the server cannot be reached or refuses this worker.
     """
+
+    _saved_instead = 'the server saves the model; make a new worker to go on from it'
 
     def __init__(
         self,

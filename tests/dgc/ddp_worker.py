@@ -33,7 +33,10 @@ def step(model: nn.Module, number: int) -> None:
 
 
 def with_ddp(
-    steps: int, make: Callable[[], dgc.Composition] | None, resume_at: int | None = None
+    steps: int,
+    make: Callable[[], dgc.Composition] | None,
+    resume_at: int | None = None,
+    whole: bool = False,
 ) -> list[Tensor]:
     """The parameters after ``steps``; small DDP buckets, so that it has several to rebuild."""
     net = network()
@@ -42,10 +45,10 @@ def with_ddp(
     hook = None if make is None else CompressionHook(model, optimizer, make())
     for number in range(steps):
         if number == resume_at:
-            saved = hook.state_dict(), optimizer.state_dict()
+            saved = hook.gather_state_dict() if whole else hook.state_dict()
             model = DistributedDataParallel(net)
             hook = CompressionHook(model, optimizer, make())
-            hook.load_state_dict(saved[0])
+            hook.load_state_dict(saved)
         optimizer.zero_grad()
         step(model, number)
         optimizer.step()
@@ -113,6 +116,7 @@ CASES = {
     'hook, uncompressed': lambda: with_ddp(6, uncompressed),
     'hook': lambda: with_ddp(6, sparse),
     'hook resumed': lambda: with_ddp(6, sparse, resume_at=3),
+    'hook resumed from a whole': lambda: with_ddp(6, sparse, resume_at=3, whole=True),
     'optimizer': lambda: with_optimizer(6, sparse),
     'empty': with_an_empty_parameter,
     'momentum': momentum_after_loading,

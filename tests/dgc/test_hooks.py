@@ -36,8 +36,9 @@ def test_compressed_differs_from_uncompressed(ranks):
     assert not all(map(torch.equal, ranks('hook')[0], ranks('ddp')[0]))
 
 
-def test_state_round_trips(ranks):
-    assert all(map(torch.equal, ranks('hook resumed')[0], ranks('hook')[0]))
+@pytest.mark.parametrize('way', ['hook resumed', 'hook resumed from a whole'])
+def test_state_round_trips(ranks, way):
+    assert all(map(torch.equal, ranks(way)[0], ranks('hook')[0]))
 
 
 def test_the_memory_goes_by_the_groups_that_the_optimizer_has_now(ranks):

@@ -57,12 +57,12 @@ def test_one_element_stops_the_step_names_its_parameter_and_leaves_the_memory_cl
     named = parameters()
     optimizer = wrap(named, make())
     train(optimizer, named, 3)
-    before = optimizer.state_dict()['memory'][bad], values(named)
+    before = optimizer.reducer.state_dict()['memory'][bad], values(named)
     optimizer.zero_grad()
     backward(named, 0, 3, bad, value)
     with pytest.raises(NonFiniteGradientError, match=f'rank 0: not finite: gradient of {bad}$'):
         optimizer.step()
-    after = optimizer.state_dict()['memory']
+    after = optimizer.reducer.state_dict()['memory']
     for buffer, tensor in after[bad].items():
         assert torch.equal(tensor, before[0][buffer])
     for buffers in after.values():
@@ -369,7 +369,7 @@ def test_a_mean_that_float16_cannot_hold_is_named_and_stays_in_the_memory():
                 optimizer.zero_grad()
                 set_gradients(named, {'w': torch.full((64, 64), 300.0, dtype=torch.float16)})
                 optimizer.step()
-        return float(optimizer.state_dict()['memory']['w']['residual'].max())
+        return float(optimizer.reducer.state_dict()['memory']['w']['residual'].max())
 
     assert all(kept > 65504 for kept in dgc.simulate(2, worker))
 

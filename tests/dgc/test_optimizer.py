@@ -128,7 +128,7 @@ class TestShapesAndTypes:
             optimizer.step()
             kept += gradient.float().flatten()
             kept[kept.abs().topk(2).indices] = 0
-        residual = optimizer.state_dict()['memory']['w']['residual']
+        residual = optimizer.reducer.state_dict()['memory']['w']['residual']
         assert torch.equal(residual.flatten(), kept)
         assert not torch.equal(kept, kept.bfloat16().float())
 
@@ -196,7 +196,7 @@ class TestShapesAndTypes:
         optimizer.step()
         assert torch.equal(named[1][1], torch.ones(4, 4))
         assert named[2][1].tolist() == [3, 4]
-        assert set(optimizer.state_dict()['memory']) == {'w'}
+        assert set(optimizer.reducer.state_dict()['memory']) == {'w'}
 
     def test_a_sparse_gradient_trains_as_a_dense_one(self):
         def run(sparse):
@@ -329,7 +329,7 @@ def test_messages_in_float16_lose_nothing_over_time():
         optimizer.zero_grad()
         set_gradients(named, {'w': gradient * (step == 0)})
         optimizer.step()
-    kept = optimizer.state_dict()['memory']['w']['residual']
+    kept = optimizer.reducer.state_dict()['memory']['w']['residual']
     assert not kept.any()
     moved = before - values(named)[0]
     assert moved[0].tolist() == pytest.approx([3000.1] * 2, rel=1e-6)

@@ -43,7 +43,7 @@ class TestRefusals:
     def test_names_of_parameters_that_are_not_trained_are_welcome(self):
         named = parameters()
         optimizer = self.wrap(torch.optim.SGD([named[0][1]], lr=0.1), named)
-        assert set(optimizer.state_dict()['memory']) == {'wide.weight'}
+        assert set(optimizer.reducer.state_dict()['memory']) == {'wide.weight'}
 
     def test_momentum_twice_is_refused(self):
         """Paddle PR#20758."""

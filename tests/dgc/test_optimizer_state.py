@@ -34,9 +34,9 @@ class TestState:
             bucket.name for bucket in resumed.reducer.buckets
         ] != [bucket.name for bucket in optimizer.reducer.buckets]
         resumed.load_state_dict(state)
-        for name, buffers in resumed.state_dict()['memory'].items():
+        for name, buffers in resumed.reducer.state_dict()['memory'].items():
             for buffer, tensor in buffers.items():
-                assert torch.equal(tensor, state['memory'][name][buffer])
+                assert torch.equal(tensor, state['ranks']['rank 0 of 1']['memory'][name][buffer])
 
     def test_it_ends_a_step_that_was_broken_off(self):
         """What it had sent already is not taken for that of the next."""
@@ -61,8 +61,8 @@ class TestState:
             LocalEngine(),
         )
         resumed.load_state_dict(state)
-        kept = resumed.state_dict()['memory']['wide.weight']['velocity']
-        assert torch.equal(kept, state['memory']['wide.weight']['velocity'])
+        kept = resumed.reducer.state_dict()['memory']['wide.weight']['velocity']
+        assert torch.equal(kept, state['ranks']['rank 0 of 1']['memory']['wide.weight']['velocity'])
         assert kept.any()
 
     def test_loading_keeps_the_wrapped_optimizers_groups_and_momentum_shared(self):
@@ -93,11 +93,11 @@ class TestState:
     def test_it_does_not_change_while_training_goes_on(self):
         named, optimizer, _ = self.saved()
         state = optimizer.state_dict()
-        before = copy.deepcopy(state['memory'])
+        before = copy.deepcopy(state['ranks']['rank 0 of 1']['memory'])
         train(optimizer, named, [3])
         for name, buffers in before.items():
             for buffer, tensor in buffers.items():
-                assert torch.equal(state['memory'][name][buffer], tensor)
+                assert torch.equal(state['ranks']['rank 0 of 1']['memory'][name][buffer], tensor)
 
     def test_the_density_goes_on_from_the_saved_step(self):
         ramp = {'warmup_epochs': 4, 'warmup_coeff': [0.5, 0.4, 0.3, 0.2], 'warmup_stage_steps': 1}

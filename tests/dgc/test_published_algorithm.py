@@ -132,7 +132,7 @@ def test_residual_is_error_feedback_step_by_step():
             optimizer.zero_grad()
             loss(named, engine.rank, step).backward()
             optimizer.step()
-        return values(named)[0].flatten(), optimizer.state_dict()['memory']['w']['residual']
+        return values(named)[0].flatten(), optimizer.reducer.state_dict()['memory']['w']['residual']
 
     weight = parameters({'w': (8, 8)})[0][1].detach().double().flatten()
     kept = [torch.zeros(64, dtype=torch.float64) for _ in range(2)]

@@ -42,7 +42,7 @@ def without_idle(named, idle=IDLE):
 
 def state_of(optimizer, names):
     """What the parts keep of some parameters, and the optimizer's own state of them."""
-    ours, parts = optimizer.optimizer, optimizer.state_dict()
+    ours, parts = optimizer.optimizer, optimizer.reducer.state_dict()
     held = {role: {n: parts[role][n] for n in names} for role in ('memory', 'exchange')}
     by_name = {m.name: m.parameter for bucket in optimizer.buckets for m in bucket.members}
     held['optimizer'] = [
@@ -210,9 +210,9 @@ def test_a_memory_of_momentum_has_no_trace_of_it():
     optimizer = wrap(named, composition, momentum=0.9)
     (named[0][1].sum() + 3 * named[1][1].sum()).backward()
     optimizer.step()
-    kept = optimizer.state_dict()['memory']['b']
+    kept = optimizer.reducer.state_dict()['memory']['b']
     assert kept['velocity'].any() and kept['momentum'].any()
     optimizer.zero_grad()
     named[0][1].sum().backward()
     optimizer.step()
-    assert_same(optimizer.state_dict()['memory']['b'], kept)
+    assert_same(optimizer.reducer.state_dict()['memory']['b'], kept)

@@ -209,18 +209,18 @@ class TestFinalSigns:
 class TestSavedStates:
     def test_a_state_of_another_world_size_is_refused_without_merging(self):
         saved = dgc.simulate(2, lambda engine: wrap(parameters(), exact(), engine).state_dict())
-        with pytest.raises(ValueError, match='one of 2 ranks, and there are 1 here'):
+        with pytest.raises(ValueError, match='that of rank 0 of 2, and there are 1 ranks here'):
             wrap(parameters(), exact()).load_state_dict(saved[0])
 
     def test_a_state_of_an_earlier_version_keeps_its_residuals(self):
         named = parameters()
         optimizer = wrap(named, dgc.deep_gradient_compression(0.05))
         train(optimizer, named, 3)
-        memory = optimizer.state_dict()['memory']
+        memory = optimizer.reducer.state_dict()['memory']
         earlier = {'memory': memory, 'compressor': {'calls': 5}, 'exchange': {}}
         fresh = wrap(parameters(), dgc.deep_gradient_compression(0.05))
         restore([bucket.state for bucket in fresh.buckets], earlier, 1)
-        after = fresh.state_dict()['memory']
+        after = fresh.reducer.state_dict()['memory']
         for name, entries in memory.items():
             for entry, tensor in entries.items():
                 assert torch.equal(after[name][entry], tensor)

@@ -159,7 +159,7 @@ def test_settings_of_now_hold_after_resuming(copied):
         '0.01',
     ]
     run = train(copied.folder.parent, 3, '--resume', *words)
-    (group,) = run.checkpoint(2, 0)['optimizer']['optimizer']['param_groups']
+    (group,) = run.checkpoint(2, 0)['optimizer']['param_groups']
     assert group['weight_decay'] == 0.5
     assert group['lr'] == pytest.approx(2 * 0.01)
 
@@ -183,13 +183,16 @@ def test_two_workers_go_on_from_four(four, tmp_path):
 @pytest.mark.parametrize('size', [1, 3, 5])
 def test_any_number_of_workers_takes_all_that_was_kept(four, tmp_path, size):
     """Summed over the workers and divided by their number, it is the same mean."""
+    from dgc.saved_state import share_of
     from utils.checkpoint import Checkpoints
 
     folder = four.folder / 'checkpoints'
-    before = [four.checkpoint(0, rank, 4)['optimizer']['memory'] for rank in range(4)]
-    after = [
-        Checkpoints(folder, rank, size).load(0, 4)['optimizer']['memory'] for rank in range(size)
-    ]
+    saved = [four.checkpoint(0, rank, 4)['optimizer'] for rank in range(4)]
+    before = [saved[rank]['ranks'][f'rank {rank} of 4']['memory'] for rank in range(4)]
+    after = []
+    for rank in range(size):
+        loaded = Checkpoints(folder, rank, size).load(0, 4)['optimizer']
+        after.append(share_of(loaded, rank, size)['memory'])
     for name, buffers in before[0].items():
         for buffer in buffers:
             ours = sum(memory[name][buffer] for memory in after if name in memory) / size
@@ -309,7 +312,7 @@ def test_resuming_under_torchrun_is_an_unbroken_run(worlds, tmp_path):
 def test_two_batches_a_step_are_the_rate_and_the_data_of_twice_the_workers(tmp_path):
     words = ['--configs.train.num_batches_per_step', '2', '--configs.train.batch_size', '32']
     run = train(tmp_path, 3, *words)
-    (group,) = run.checkpoint(2, 0)['optimizer']['optimizer']['param_groups']
+    (group,) = run.checkpoint(2, 0)['optimizer']['param_groups']
     assert group['lr'] == pytest.approx(0.025 * 2 * 2)
     steps = 1437 // 2 // 64
     assert run.checkpoint(2, 0)['optimizer']['steps'] == 3 * steps

@@ -120,7 +120,8 @@ def test_every_rank_saves_every_epoch(pair):
         assert first['epoch'] == epoch
         assert all((first['model'][n] == second['model'][n]).all() for n in first['model'])
         kept = [
-            state['optimizer']['memory']['hidden.weight']['velocity'] for state in (first, second)
+            state['optimizer']['ranks'][f'rank {rank} of 2']['memory']['hidden.weight']['velocity']
+            for rank, state in enumerate((first, second))
         ]
         assert kept[0].any() and kept[1].any() and not (kept[0] == kept[1]).all()
 
