@@ -514,7 +514,6 @@ CONSERVING = {
     'no_sync': {'taken': 'all', 'passes': 3, 'kinds': ['no_sync', 'no_sync', 'sync']},
     'no_sync between': {'taken': 'all', 'passes': 3, 'kinds': ['sync', 'no_sync', 'sync']},
     'no_sync, unused': {'passes': 2, 'kinds': ['no_sync', 'sync'], **UNUSED},
-    'static graph': {'taken': 'all', 'static_graph': True},
 }
 EQUAL = {
     'AdamW': lambda: differs(adamw, adamw, taken='all', known=False),
