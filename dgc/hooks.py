@@ -130,7 +130,7 @@ class CompressionState:
     def __init__(
         self,
         composition: Composition,
-        optimizers: Optimizer | Sequence[Optimizer] = (),
+        optimizers: Optimizer | Sequence[Optimizer] | None = None,
         steps_per_epoch: int | None = None,
         process_group: dist.ProcessGroup | None = None,
         engine: Engine | None = None,
@@ -140,12 +140,12 @@ class CompressionState:
             raise ValueError("nonfinite='skip' needs DistributedOptimizer: DDP cannot skip a step")
         check_schedule(composition, steps_per_epoch)
         self.composition = composition
-        given = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
+        given = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers or ())
         for each in given:
             check_part('optimizers', each, Optimizer, 'torch.optim.SGD(model.parameters(), lr=0.1)')
             check_momentum(each, composition)
         if not given:
-            check_without_optimizer(composition)
+            check_without_optimizer(composition, has_momenta=False)
         self.steps_per_epoch = steps_per_epoch or 1
         self._given_steps_per_epoch = steps_per_epoch
         self.steps = 0
@@ -305,14 +305,15 @@ class CompressionState:
         """Return a group for each parameter, where the optimizers are not known yet."""
         if self._optimizers:
             return []
-        saved = {} if self._saved is None else self._saved.get('momenta')
-        if saved is None and self.composition.memory.holds_momentum:
+        saved = {} if self._saved is None else self._saved.get('momenta', {})
+        check_without_optimizer(self.composition, has_momenta=bool(saved))
+        if self._saved is not None and not saved and self.composition.memory.holds_momentum:
             raise ValueError(
                 'the state to restore does not say which momentum the optimizer has, and the '
                 f'optimizer is not known before its first step: {REMEDY}'
             )
         averaged = set(parameters)
-        momenta = [(p, *(saved or {}).get(n, (0.0, False))) for n, p in named if p in averaged]
+        momenta = [(p, *saved.get(n, (0.0, False))) for n, p in named if p in averaged]
         return [{'params': [p], 'momentum': m, 'nesterov': n} for p, m, n in momenta]
 
     def _engine_for(self, group: dist.ProcessGroup | None, device: torch.device) -> Engine:
@@ -413,15 +414,17 @@ class CompressionState:
         if not self.composition.memory.holds_momentum:
             return
         name = type(optimizer).__name__
-        if any(group.get('nesterov') for group in optimizer.param_groups):
+        groups = groups_of(optimizer)
+        members = [m for b in self.reducer.buckets for m in b.members if m.parameter in groups]
+        late = [m for m in members if not m.group['nesterov']]  # restored ones may be in time
+        if any(groups[member.parameter].get('nesterov') for member in late):
             raise ValueError(
                 f'{name} has nesterov=True, which the memory applies from the first backward pass '
                 f'on, and the optimizer is known from its first step on: {REMEDY}'
             )
-        groups = groups_of(optimizer)
         for bucket in self.reducer.buckets:
-            members = [member for member in bucket.members if member.parameter in groups]
-            momenta = {groups[member.parameter].get('momentum', 0.0) for member in members}
+            of_bucket = [groups[m.parameter] for m in bucket.members if m.parameter in groups]
+            momenta = {group.get('momentum', 0.0) for group in of_bucket}
             if len(momenta) > 1:
                 raise ValueError(
                     f'{name} has groups of different momentum ({sorted(momenta)}), which need '
@@ -557,12 +560,18 @@ class CompressionHook(CompressionState):
         model.register_comm_hook(self, compression_hook)
 
 
-def check_without_optimizer(composition: Composition) -> None:
-    """Raise ValueError where a memory needs the optimizer's settings before its first step."""
+def check_without_optimizer(composition: Composition, has_momenta: bool) -> None:
+    """Raise ValueError where a memory needs the optimizer's settings before its first step.
+
+    Args:
+        composition: Of which this is the memory.
+        has_momenta: Whether the optimizer's momentum is known.
+    """
     memory = composition.memory
     reason = 'uses the learning rate' if memory.applies_rate else ''
     try:
-        memory.check(0.0, False)
+        if not has_momenta:
+            memory.check(0.0, False)
     except ValueError:
         reason = "uses the optimizer's momentum"
     if reason:

@@ -179,6 +179,16 @@ def first_step(optimizer_class: type, composition: dgc.Composition, **settings: 
     return errors.pop()
 
 
+def pickled_rate() -> str:
+    """The error of a first pass with a state that has lost an optimizer that it needs."""
+    net = nn.Linear(6, 4)
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    state = CompressionState(dgc.ALGORITHMS['demo'].make(), optimizer)
+    registered(model, pickle.loads(pickle.dumps(state)))
+    return error_of(lambda: model(torch.ones(2, 6)).sum().backward())
+
+
 def late_groups() -> str:
     """The error for groups of different momentum that were not known in the first pass."""
     net = nn.Linear(6, 4)
@@ -474,6 +484,8 @@ CASES = {
     'state': lambda: with_state(6, sparse),
     'state, uncompressed': lambda: with_state(6, uncompressed),
     'state pickled': lambda: with_state(6, sparse, pickle_at=3),
+    'nesterov': lambda: with_state(6, sparse, known=True, nesterov=True),
+    'nesterov pickled': lambda: with_state(6, sparse, known=True, nesterov=True, pickle_at=3),
     'deep copy': deep_copied,
     'twice': lambda: first_step(torch.optim.SGD, sparse(), momentum=0.9),
     'never': lambda: first_step(dgc.DGCSGD, dgc.dense(), momentum=0.9),
@@ -487,6 +499,7 @@ CASES = {
     'alone, hook': lambda: in_group(alone(), 'hook'),
     'backwards, ddp': lambda: in_group(backwards(), 'none'),
     'backwards, state': lambda: in_group(backwards(), 'state'),
+    'rate, pickled': pickled_rate,
     'other group': other_group,
     'other hook': other_hook,
     'mixed precision': mixed_precision,

@@ -61,9 +61,12 @@ def test_a_parameter_that_the_optimizer_does_not_update_is_refused_by_name(ranks
     assert ranks('refusal')[0].startswith('the model trains bias, which the optimizer does not')
 
 
-@pytest.mark.parametrize('way', ['state', 'state pickled'])
-def test_a_registered_state_gives_what_the_hook_gives(ranks, way):
-    assert all(map(torch.equal, ranks(way)[0], ranks('hook')[0]))
+@pytest.mark.parametrize(
+    ('way', 'other'),
+    [('state', 'hook'), ('state pickled', 'hook'), ('nesterov pickled', 'nesterov')],
+)
+def test_a_registered_state_gives_what_the_hook_gives(ranks, way, other):
+    assert all(map(torch.equal, ranks(way)[0], ranks(other)[0]))
 
 
 def test_a_registered_state_uncompressed_gives_what_ddp_gives(ranks):
@@ -83,6 +86,7 @@ def test_a_deep_copy_of_the_model_goes_on_alike(ranks):
         ('late nesterov', 'DGCSGD has nesterov=True, which the memory applies from the first'),
         ('late groups', 'DGCSGD has groups of different momentum ([0.5, 0.9])'),
         ('rate', 'DecoupledMomentum uses the learning rate from the first backward pass on'),
+        ('rate, pickled', 'DecoupledMomentum uses the learning rate from the first backward'),
         ('accumulated', 'gradients are accumulated over several backward passes, and Decoupled'),
         ('mixed precision', 'DistributedDataParallel(mixed_precision=…) has a communication hook'),
         ('other group', 'process_group of CompressionState has the ranks [0, 1], and that of Dis'),
