@@ -3,6 +3,7 @@
 # No annotations from __future__: DDP reads those of a hook, and does not understand strings.
 
 import gc
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -167,6 +168,8 @@ class CompressionState:
         self._waiting: list[tuple[GradBucket, torch.futures.Future[Tensor]]] = []
         self._has_exchanged = False  # since this state was made
         self._stepped = False  # an optimizer has stepped since the last exchange
+        self._has_stepped = False
+        self._has_warned = False  # that gradients were discarded
         self._kinds: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -385,8 +388,8 @@ class CompressionState:
             self._check_late(optimizer)
             self._optimizers.append(optimizer)
             self._adopt(optimizer)
-        self._kinds.setdefault(optimizer, False)
-        self._stepped = self._stepped or self._kinds[optimizer]
+        if self._kinds.setdefault(optimizer, False):
+            self._has_stepped = self._stepped = True
 
     def _adopt(self, optimizer: Optimizer) -> None:
         """Read the momentum from the groups of an optimizer, also of those that it loads."""
@@ -457,6 +460,7 @@ class CompressionState:
                 place.base = None if parameter.grad is None else gradient.clone()
             else:
                 bucket.unused.discard(place.name)
+                self._check_applied(place)
             if place.base is None:
                 place.view.copy_(gradient)
             else:
@@ -467,11 +471,8 @@ class CompressionState:
                 self.reducer.ready(place.index)
 
     def _continue(self, bucket: Bucket, place: Place, base: Tensor) -> None:
-        """Note a gradient that adds to the mean of the last exchange, without a step since then.
-
-        The view has that mean. Where it is not 0 and ``base`` is, ``.grad`` was zeroed in place.
-        """
-        if self._stepped or (not base.count_nonzero() and place.view.count_nonzero()):
+        """Note a gradient that adds to the mean of the last exchange, without a step since then."""
+        if self._stepped or is_zeroed(place, base):
             return
         memory = self.composition.memory
         if not memory.continues:
@@ -481,6 +482,20 @@ class CompressionState:
                 'step but the last into `with model.no_sync():`'
             )
         bucket.continued.add(place.name)
+
+    def _check_applied(self, place: Place) -> None:
+        """Warn once where the last mean of a parameter was discarded by ``zero_grad()``."""
+        if self._stepped or not self._has_stepped or self._has_warned:
+            return
+        has_mean = place.name not in self.reducer.unused
+        if has_mean and (place.base is None or is_zeroed(place, place.base)):
+            self._has_warned = True
+            warnings.warn(
+                'zero_grad() discarded the gradients of a backward pass before an optimizer stepped; '
+                'what was not sent of them will be added to later ones: put a pass that is no '
+                'part of a step into `with model.no_sync():`',
+                stacklevel=2,
+            )
 
     def _finish(self) -> None:
         """Wait for the mean gradients and copy them into DDP's buckets."""
@@ -604,6 +619,16 @@ def named_parameters(model: DistributedDataParallel) -> list[tuple[str, Paramete
 def ranks_of(group: dist.ProcessGroup | None) -> list[int]:
     """Return the global ranks of a process group, by default the default group's."""
     return dist.get_process_group_ranks(group)
+
+
+def is_zeroed(place: Place, base: Tensor) -> bool:
+    """Return whether ``.grad`` was zeroed in place since the last exchange.
+
+    Args:
+        place: Of the parameter; its view has that exchange's mean.
+        base: What ``.grad`` held before this exchange.
+    """
+    return not base.count_nonzero() and bool(place.view.count_nonzero())
 
 
 def dense(tensor: Tensor) -> Tensor:

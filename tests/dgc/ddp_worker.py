@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -187,6 +188,25 @@ def pickled_rate() -> str:
     state = CompressionState(dgc.ALGORITHMS['demo'].make(), optimizer)
     registered(model, pickle.loads(pickle.dumps(state)))
     return error_of(lambda: model(torch.ones(2, 6)).sum().backward())
+
+
+def warnings_of(discards: bool, in_place: bool) -> list[str]:
+    """The warnings of our hook in a loop that accumulates, and may discard a backward pass."""
+    net = nn.Linear(6, 4)
+    model = DistributedDataParallel(net)
+    optimizer = dgc.DGCSGD(net.parameters(), **SGD)
+    registered(model, CompressionState(sparse()))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        for _ in range(3):
+            for _ in range(2):
+                model(torch.ones(2, 6)).sum().backward()
+                if discards:
+                    optimizer.zero_grad(set_to_none=not in_place)
+            model(torch.ones(2, 6)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=not in_place)
+    return [text for each in caught if 'zero_grad()' in (text := str(each.message))]
 
 
 def late_groups() -> str:
@@ -500,6 +520,8 @@ CASES = {
     'backwards, ddp': lambda: in_group(backwards(), 'none'),
     'backwards, state': lambda: in_group(backwards(), 'state'),
     'rate, pickled': pickled_rate,
+    'discarded': lambda: [warnings_of(True, in_place) for in_place in (True, False)],
+    'not discarded': lambda: [warnings_of(False, in_place) for in_place in (True, False)],
     'other group': other_group,
     'other hook': other_hook,
     'mixed precision': mixed_precision,

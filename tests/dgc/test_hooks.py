@@ -97,6 +97,11 @@ def test_what_does_not_fit_is_refused_by_name(ranks, case, message):
     assert ranks(case)[0].startswith(message)
 
 
+def test_a_backward_pass_that_is_discarded_is_warned_of_once(ranks):
+    assert [len(messages) for messages in ranks('discarded')[0]] == [1, 1]
+    assert ranks('not discarded')[0] == [[], []]
+
+
 @pytest.mark.parametrize('way', ['alone, state', 'alone, hook', 'other hook'])
 def test_the_mean_is_over_the_process_group_of_ddp(ranks, way):
     for ours, theirs in zip(ranks(way), ranks('alone, ddp'), strict=True):
