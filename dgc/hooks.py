@@ -491,7 +491,7 @@ class CompressionState:
         if has_mean and (place.base is None or is_zeroed(place, place.base)):
             self._has_warned = True
             warnings.warn(
-                'zero_grad() discarded the gradients of a backward pass before an optimizer stepped; '
+                'zero_grad() discarded the gradients of a backward pass without an optimizer step; '
                 'what was not sent of them will be added to later ones: put a pass that is no '
                 'part of a step into `with model.no_sync():`',
                 stacklevel=2,
