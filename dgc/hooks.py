@@ -18,6 +18,7 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from dgc.buckets import Bucket, part_of
 from dgc.checks import check_part, concrete
@@ -207,10 +208,15 @@ class CompressionState:
         momentum until their first step is the saved one.
         """
         self.steps = int(str(state_dict['steps']))
+        self._saved = dict(state_dict) if 'memory' in state_dict else None
         if self._is_wired:
-            self.reducer.load_state_dict(state_dict)
-        elif 'memory' in state_dict:
-            self._saved = dict(state_dict)
+            self._restore()
+            self._saved = None
+
+    def _restore(self) -> None:
+        """Restore the memory of the state that was loaded, if any."""
+        if self._saved is not None:
+            self.reducer.load_state_dict(self._saved)
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Copy the gradients of one of DDP's buckets, and submit the buckets that are complete.
@@ -295,8 +301,7 @@ class CompressionState:
                 view = part_of(bucket.gradient, member.offset, member.parameter)
                 self._places[member.parameter] = Place(index, member.name, view)
         self._check_all_updated(named, parameters)
-        if self._saved is not None:
-            self.reducer.load_state_dict(self._saved)
+        self._restore()
         self._watch_model()
         for each in self._optimizers:
             self._adopt(each)
@@ -357,6 +362,7 @@ class CompressionState:
 
     def _watch_model(self) -> None:
         """Note which parameters a backward pass uses, and when an optimizer steps."""
+        handles = []
         self._nodes = []  # autograd keeps the nodes of leaves only while something refers to them
         me = weakref.ref(self)
         for parameter, place in self._places.items():
@@ -369,7 +375,7 @@ class CompressionState:
                     if state._has_exchanged and parameter.grad is not None:
                         place.base = dense(parameter.grad.detach()).clone()
 
-            node.register_prehook(accumulates)
+            handles.append(node.register_prehook(accumulates))
             self._nodes.append(node)
 
         def steps(optimizer: Optimizer, _: Any, __: Any) -> None:
@@ -377,8 +383,8 @@ class CompressionState:
             if state is not None:
                 state._before_step(optimizer)
 
-        handle = register_optimizer_step_pre_hook(steps)
-        weakref.finalize(self, handle.remove)
+        handles.append(register_optimizer_step_pre_hook(steps))
+        weakref.finalize(self, remove, handles)
 
     def _before_step(self, optimizer: Optimizer) -> None:
         """Note a step of an optimizer; check its settings at the first one."""
@@ -619,6 +625,12 @@ def named_parameters(model: DistributedDataParallel) -> list[tuple[str, Paramete
 def ranks_of(group: dist.ProcessGroup | None) -> list[int]:
     """Return the global ranks of a process group, by default the default group's."""
     return dist.get_process_group_ranks(group)
+
+
+def remove(handles: Sequence[RemovableHandle]) -> None:
+    """Remove hooks."""
+    for handle in handles:
+        handle.remove()
 
 
 def is_zeroed(place: Place, base: Tensor) -> bool:
