@@ -8,7 +8,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -58,6 +58,20 @@ class Place:
     view: Tensor
     used: bool = False
     base: Tensor | None = None
+
+
+class Waiting(NamedTuple):
+    """One of DDP's buckets in an exchange.
+
+    Attributes:
+        bucket: Whose buffer receives the mean gradients.
+        gradients: See ``gradients_of``.
+        future: Is completed with the buffer.
+    """
+
+    bucket: GradBucket
+    gradients: list[tuple[Tensor, Tensor]]
+    future: torch.futures.Future[Tensor]
 
 
 class Groups:
@@ -166,7 +180,7 @@ class CompressionState:
         self._is_wired = False
         self._places: dict[Tensor, Place] = {}
         self._missing: Counter[int] = Counter()
-        self._waiting: list[tuple[GradBucket, torch.futures.Future[Tensor]]] = []
+        self._waiting: list[Waiting] = []
         self._has_exchanged = False  # since this state was made
         self._stepped = False  # an optimizer has stepped since the last exchange
         self._has_stepped = False
@@ -235,9 +249,9 @@ class CompressionState:
         if self._is_wired and not self._waiting:
             self._begin()
         future: torch.futures.Future[Tensor] = torch.futures.Future()
-        self._waiting.append((bucket, future))
+        self._waiting.append(Waiting(bucket, gradients_of(bucket), future))
         if self._is_wired:
-            self._collect(bucket)
+            self._collect(self._waiting[-1])
         if bucket.is_last():
             try:
                 if not self._is_wired:
@@ -249,9 +263,8 @@ class CompressionState:
 
     def _wire_first(self) -> None:
         """Prepare for the model whose first gradients have come, and collect them."""
-        buckets = [bucket for bucket, _ in self._waiting]
         # DDP's first buckets go from the last parameter to the first.
-        parameters = [p for bucket in reversed(buckets) for p in bucket.parameters()]
+        parameters = [p for each in reversed(self._waiting) for p in each.bucket.parameters()]
         model = owner(self)
         if model is None:
             named: list[tuple[str, Any]] = [
@@ -263,12 +276,12 @@ class CompressionState:
             group = model.process_group
         self._wire(named, parameters, group)
         self._begin()
-        for bucket in buckets:
-            for parameter, gradient in gradients_of(bucket):
+        for each in self._waiting:
+            for parameter, gradient in each.gradients:
                 # Only what was restored can be lost with a mean that DDP discards.
                 used = self._saved is None or bool(gradient.count_nonzero())
                 self._places[parameter].used = used
-            self._collect(bucket)
+            self._collect(each)
         self._saved = None
 
     def _wire(
@@ -448,10 +461,10 @@ class CompressionState:
         for bucket in self.reducer.buckets:
             bucket.continued.clear()
 
-    def _collect(self, ddp_bucket: GradBucket) -> None:
+    def _collect(self, waiting: Waiting) -> None:
         """Copy the gradients of one of DDP's buckets without earlier means, and submit the
         composition's buckets that are complete."""
-        for parameter, gradient in gradients_of(ddp_bucket):
+        for parameter, gradient in waiting.gradients:
             place = self._places.get(parameter)
             if place is None:
                 raise ValueError(
@@ -466,7 +479,8 @@ class CompressionState:
                 place.base = None if parameter.grad is None else gradient.clone()
             else:
                 bucket.unused.discard(place.name)
-                self._check_applied(place)
+                if not self._stepped:
+                    self._check_applied(place)
             if place.base is None:
                 place.view.copy_(gradient)
             else:
@@ -490,8 +504,9 @@ class CompressionState:
         bucket.continued.add(place.name)
 
     def _check_applied(self, place: Place) -> None:
-        """Warn once where the last mean of a parameter was discarded by ``zero_grad()``."""
-        if self._stepped or not self._has_stepped or self._has_warned:
+        """Warn once where ``zero_grad()`` discarded the last mean of a parameter, after which no
+        optimizer stepped."""
+        if not self._has_stepped or self._has_warned:
             return
         has_mean = place.name not in self.reducer.unused
         if has_mean and (place.base is None or is_zeroed(place, place.base)):
@@ -506,8 +521,8 @@ class CompressionState:
     def _finish(self) -> None:
         """Wait for the mean gradients and copy them into DDP's buckets."""
         self.reducer.synchronize()
-        for bucket, future in self._waiting:
-            for parameter, gradient in gradients_of(bucket):
+        for bucket, gradients, future in self._waiting:
+            for parameter, gradient in gradients:
                 place = self._places[parameter]
                 if place.name in self.reducer.unused:
                     gradient.zero_()
