@@ -16,6 +16,7 @@ The package stands on its own. Wrap an optimizer of your own loop in a Distribut
 docs/architecture.md describes the path of a gradient; its parts are the modules of this package.
 """
 
+from dgc import hooks
 from dgc.algorithms import ALGORITHMS
 from dgc.algorithms.deep_gradient_compression import deep_gradient_compression
 from dgc.algorithms.dense import dense
@@ -50,5 +51,6 @@ __all__ = [
     'create',
     'deep_gradient_compression',
     'dense',
+    'hooks',
     'simulate',
 ]

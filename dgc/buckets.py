@@ -69,6 +69,10 @@ class Bucket:
         members: The live parameters, in the order of the spec.
         state: What the parts keep between steps.
         unused: The names of the parameters that were collected without a gradient.
+        publishes: Whether the result is written to ``.grad``; else it stays in ``gradient``, for a
+            caller that also fills that and ``unused``.
+        continued: The names of the parameters whose gradient is a further part of the last step's,
+            with whose first part the momentum was applied (see ``Memory.continues``).
     """
 
     def __init__(
@@ -101,6 +105,8 @@ class Bucket:
         self._taken: dict[str, Taken] = {}
         self._changed: set[str] = set()
         self.unused: set[str] = set()
+        self.publishes = True
+        self.continued: set[str] = set()
         self._own: Tensor | None = None
         self._spare: Tensor | None = None  # takes turns with it while ``.grad`` shows the other
         self._shows_own = False  # whether ``publish`` made ``.grad`` views of ``_own``
@@ -328,7 +334,7 @@ class Bucket:
 
         What the training loop has changed until then is noted for ``touched``, and overwritten.
         """
-        if not self._taken and not self.unused:
+        if not self.publishes or not (self._taken or self.unused):
             return
         self._changed = {member.name for member in self.members if self._is_touched(member)}
         self._taken.clear()

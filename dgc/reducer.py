@@ -111,6 +111,7 @@ class Reducer:
     Attributes:
         find_unused: Whether to leave parameters alone that no rank used in a step; the same on all
             ranks.
+        unused: The names of the parameters that no rank used in the last step.
     """
 
     def __init__(self, buckets: Sequence[Bucket], composition: Composition, engine: Engine) -> None:
@@ -126,7 +127,7 @@ class Reducer:
         self._failed = False  # a bucket of this step raised an error
         self._discards = False  # this rank wants the step to be skipped
         self.find_unused = False
-        self._unused: set[str] = set()  # parameters that no rank used in this step
+        self.unused: set[str] = set()
         self._kept: dict[int, Mapping[str, Sequence[Tensor]]] = {}  # state of what is unused here
         self._size = engine.size
         self._snapshots: dict[int, Mapping[str, Any]] = {}
@@ -230,10 +231,10 @@ class Reducer:
         """Undo the step for the parameters that no rank used: state and ``.grad``."""
         for index, copies in self._kept.items():
             bucket = self.buckets[index]
-            unused = {name: saved for name, saved in copies.items() if name in self._unused}
+            unused = {name: saved for name, saved in copies.items() if name in self.unused}
             bucket.state.put_back(unused)
             for member in bucket.members:
-                if member.name in unused:
+                if member.name in unused and bucket.publishes:
                     member.parameter.grad = None
 
     def count_local_step(self) -> None:
@@ -356,7 +357,7 @@ class Reducer:
         sent = (exchanged.sent or selected).values.numel()
         self._account(bucket, sent, time.perf_counter() - start, before, exchanged.flag is not None)
         if flag is not None:
-            self._unused = self._find(flag, exchanged.flag)
+            self.unused = self._find(flag, exchanged.flag)
         return Outcome(non_finite, Fence(bucket.device))
 
     def _flag(self, index: int) -> bool | None:

@@ -39,6 +39,14 @@ AVERAGED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 Named = tuple[str, Parameter, dict[str, Any]]  # a name, its parameter, the optimizer's group
 
 
+class HasGroups(Protocol):
+    """An optimizer, or several, by their parameter groups."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Settings, and under 'params' the parameters."""
+
+
 class Wired(NamedTuple):
     """A reducer that is ready to run, and the plan of its buckets."""
 
@@ -60,13 +68,18 @@ def check(
     check_dtypes(trained(optimizer, named))
     composition.rules.check_patterns([name for name, _ in named])
     check_momentum(optimizer, composition)
+    check_schedule(composition, steps_per_epoch)
+
+
+def check_schedule(composition: Composition, steps_per_epoch: int | None) -> None:
+    """Raise ValueError for a warm-up in epochs of unknown length."""
     schedule = composition.schedule
     if schedule.warmup_epochs and not (steps_per_epoch or schedule.stage_steps):
         raise ValueError('a warm-up in epochs needs steps_per_epoch')
 
 
 def wire(
-    optimizer: Optimizer,
+    optimizer: HasGroups,
     named: Sequence[tuple[str, Parameter]],
     composition: Composition,
     engine: Engine,
@@ -207,7 +220,7 @@ def spec_of(named: Named) -> ParameterSpec:
     )
 
 
-def settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+def settings(optimizer: HasGroups) -> list[dict[str, Any]]:
     """Return the settings of an optimizer's groups, without parameters and tensors."""
     return [
         {key: value for key, value in group.items() if not isinstance(value, torch.Tensor | list)}
@@ -215,7 +228,7 @@ def settings(optimizer: Optimizer) -> list[dict[str, Any]]:
     ]
 
 
-def groups_of(optimizer: Optimizer) -> dict[Parameter, dict[str, Any]]:
+def groups_of(optimizer: HasGroups) -> dict[Parameter, dict[str, Any]]:
     """Return the parameters that ``optimizer`` updates, each with its group."""
     return {p: group for group in optimizer.param_groups for p in group['params']}
 
@@ -227,7 +240,7 @@ def regroup(buckets: Sequence[Bucket], optimizer: Optimizer) -> None:
         bucket.members = [m._replace(group=groups[m.parameter]) for m in bucket.members]
 
 
-def trained(optimizer: Optimizer, named: Iterable[tuple[str, Parameter]]) -> list[Named]:
+def trained(optimizer: HasGroups, named: Iterable[tuple[str, Parameter]]) -> list[Named]:
     """Return those of ``named`` that ``optimizer`` trains, each with its group."""
     groups = groups_of(optimizer)
     return [(name, p, groups[p]) for name, p in named if p.requires_grad and p in groups]

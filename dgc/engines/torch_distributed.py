@@ -110,6 +110,8 @@ class TorchEngine(Engine):
         device: of the tensors.
         backend: 'gloo' or 'nccl'; by default 'nccl' for CUDA devices, else 'gloo'.
         patience: how long a call waits for the other ranks.
+        group: whose ranks communicate, in its order; by default those of the default group. Only
+            they create the engine.
 
     Raises:
         EngineError: the default group cannot be made, or this process is not in it.
@@ -122,20 +124,30 @@ class TorchEngine(Engine):
         device: torch.device | str = 'cpu',
         backend: str | None = None,
         patience: Patience | None = None,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
         patience = patience or Patience()
         backend = backend or ('nccl' if torch.device(device).type == 'cuda' else 'gloo')
         self._made_default_group = not dist.is_initialized()
         if self._made_default_group:
             start_default_group(backend, patience)
-        group = dist.new_group(backend=backend, timeout=timedelta(seconds=patience.library_seconds))
-        if not isinstance(group, dist.ProcessGroup):
+        own = dist.new_group(
+            None if group is None else dist.get_process_group_ranks(group),
+            backend=backend,
+            timeout=timedelta(seconds=patience.library_seconds),
+            use_local_synchronization=group is not None,  # other ranks do not call this
+        )
+        if not isinstance(own, dist.ProcessGroup):
             raise EngineError('engine torch: this process is not a member of the default group')
-        self._group = group
-        rank, size = dist.get_rank(), dist.get_world_size()
+        self._group = own
+        rank, size = dist.get_rank(own), dist.get_world_size(own)
         store = dist.distributed_c10d._get_default_store()
+        number = str(next(numbers))
+        if group is not None:
+            number = own.group_name  # its ranks may have made different numbers of engines
+            store = PrefixStore(number, store)
         super().__init__(rank, size, *place(detect(), store, rank, size))
-        channel = StoreChannel(store, f'dgc/beat/{next(numbers)}', rank, size)
+        channel = StoreChannel(store, f'dgc/beat/{number}', rank, size)
         self._watch = watch(self, patience, channel)
 
     def close(self) -> None:
@@ -172,15 +184,15 @@ class TorchEngine(Engine):
         received = torch.empty_like(tensor) if source is not None else None
         operations = []
         if destination is not None:
-            operations.append(dist.P2POp(dist.isend, tensor, destination, self._group))
+            operations.append(dist.P2POp(dist.isend, tensor, None, self._group, 0, destination))
         if received is not None:
-            operations.append(dist.P2POp(dist.irecv, received, source, self._group))
+            operations.append(dist.P2POp(dist.irecv, received, None, self._group, 0, source))
         for work in dist.batch_isend_irecv(operations) if operations else ():
             work.wait()
         return received
 
     def _broadcast(self, tensor: Tensor, root: int) -> Tensor:
-        dist.broadcast(tensor, root, group=self._group)
+        dist.broadcast(tensor, group=self._group, group_src=root)
         return tensor
 
     def _barrier(self) -> None:

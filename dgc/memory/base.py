@@ -42,6 +42,8 @@ class Memory(ABC):
         needs_mean: ``update`` reads the mean over the ranks, which no parameter server returns.
         applies_rate: It multiplies gradients by the learning rate.
         feeds_back: Unsent elements and quantization errors are added to later messages.
+        continues: It supports a gradient that comes in several parts, each with an exchange
+            (``Bucket.continued``): momentum and decay are applied with the first part only.
     """
 
     buffers: tuple[str, ...] = ()
@@ -49,6 +51,7 @@ class Memory(ABC):
     feeds_back = True
     needs_mean = False
     applies_rate = False
+    continues = False
 
     def state_for(self, spec: BucketSpec) -> Entries:
         """Declare the tensors of ``buffers``; ranks' residuals add up."""

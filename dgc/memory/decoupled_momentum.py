@@ -23,6 +23,7 @@ class DecoupledMomentum(Residual):
     """
 
     applies_rate = True
+    continues = False
 
     def __init__(self, decay: float = 0.999) -> None:
         super().__init__(decay)

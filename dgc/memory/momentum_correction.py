@@ -30,6 +30,7 @@ class MomentumCorrection(Memory):
 
     buffers = ('momentum', 'velocity')
     holds_momentum = True
+    continues = True
 
     def __init__(self, momentum_masking: bool = True) -> None:
         self.momentum_masking = momentum_masking
@@ -37,15 +38,32 @@ class MomentumCorrection(Memory):
     def compensate(self, bucket: Bucket) -> Tensor:
         """Momentum, then accumulation; return the accumulated velocity ``v[n]``."""
         u, v, gradient = bucket.buffers['momentum'], bucket.buffers['velocity'], bucket.contribution
+        if not bucket.continued:
+            self._accumulate(bucket, u, v, gradient)
+            return v
+        parts = zip(*map(bucket.views, (u, v, gradient)), strict=True)
+        for (name, of_u), (_, of_v), (_, part) in parts:
+            if name not in bucket.continued:
+                self._accumulate(bucket, of_u, of_v, part)
+                continue
+            # u and v have m·u already, and the gradients that came before.
+            factor = bucket.momentum if bucket.nesterov else 1.0
+            of_u.add_(part, alpha=factor)
+            of_v.add_(part, alpha=1 + factor if bucket.nesterov else 1.0)
+        return v
+
+    def _accumulate(self, bucket: Bucket, u: Tensor, v: Tensor, gradient: Tensor) -> None:
+        """Update u and v of some elements by the formulas of the class."""
         if bucket.nesterov:
             u.add_(gradient).mul_(bucket.momentum)
-            return v.add_(u).add_(gradient)
-        u.mul_(bucket.momentum).add_(gradient)
-        return v.add_(u)
+            v.add_(u).add_(gradient)
+        else:
+            u.mul_(bucket.momentum).add_(gradient)
+            v.add_(u)
 
     def corrected(self, bucket: Bucket) -> Corrected:
         """``compensate``, fused with the compressor's search."""
-        if not is_fused(bucket.contribution_pieces[0].dtype, bucket.device):
+        if bucket.continued or not is_fused(bucket.contribution_pieces[0].dtype, bucket.device):
             return super().corrected(bucket)
         u, v = bucket.buffers['momentum'], bucket.buffers['velocity']
         update = Update(bucket.contribution_pieces, u, bucket.momentum, bucket.nesterov)

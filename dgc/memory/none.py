@@ -13,6 +13,7 @@ class NoMemory(Memory):
     """No error feedback: what is not sent is lost. For dense exchanges and unbiased codings."""
 
     feeds_back = False
+    continues = True
 
     def compensate(self, bucket: Bucket) -> Tensor:
         """Return the gradient, float32 ``[n]``: the same storage where it is float32 already."""

@@ -23,6 +23,7 @@ class Residual(Memory):
     """
 
     buffers = ('residual',)
+    continues = True
 
     def __init__(self, decay: float = 1.0) -> None:
         if not 0 < decay <= 1:
@@ -33,7 +34,9 @@ class Residual(Memory):
         """``residual ← decay·residual + gradient``."""
         residual = bucket.buffers['residual']
         if self.decay != 1:
-            residual.mul_(self.decay)
+            for name, part in bucket.views(residual) if bucket.continued else [('', residual)]:
+                if name not in bucket.continued:
+                    part.mul_(self.decay)
         return residual.add_(bucket.contribution)
 
     def corrected(self, bucket: Bucket) -> Corrected:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import ddp_worker
 import pytest
 import torch
 
@@ -16,6 +17,18 @@ pytestmark = pytest.mark.xdist_group('torchrun 2')
 def ranks(worlds) -> Callable[[str], list[Any]]:
     """The results of a case of ddp_worker, on each of two ranks; each case runs once."""
     return cache(lambda case: worlds('torchrun', 2).run('ddp_worker:run', case))
+
+
+@pytest.fixture(scope='module')
+def conserving(worlds) -> dict[str, float]:
+    """The relative errors of all cases of conservation."""
+    return worlds('torchrun', 2).run('ddp_worker:conserving')[0]
+
+
+@pytest.fixture(scope='module')
+def equal(worlds) -> dict[str, float]:
+    """The differences to plain DDP."""
+    return worlds('torchrun', 2).run('ddp_worker:equal')[0]
 
 
 @pytest.mark.parametrize('way', ['hook', 'hook, uncompressed', 'empty'])
@@ -47,3 +60,72 @@ def test_the_memory_goes_by_the_groups_that_the_optimizer_has_now(ranks):
 
 def test_a_parameter_that_the_optimizer_does_not_update_is_refused_by_name(ranks):
     assert ranks('refusal')[0].startswith('the model trains bias, which the optimizer does not')
+
+
+@pytest.mark.parametrize(
+    ('way', 'other'),
+    [('state', 'hook'), ('state pickled', 'hook'), ('nesterov pickled', 'nesterov')],
+)
+def test_a_registered_state_gives_what_the_hook_gives(ranks, way, other):
+    assert all(map(torch.equal, ranks(way)[0], ranks(other)[0]))
+
+
+def test_a_registered_state_uncompressed_gives_what_ddp_gives(ranks):
+    for ours, theirs in zip(ranks('state, uncompressed')[0], ranks('ddp')[0], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_deep_copy_of_the_model_goes_on_alike(ranks):
+    assert all(ranks('deep copy')[0])
+
+
+@pytest.mark.parametrize(
+    ('case', 'message'),
+    [
+        ('twice', 'MomentumCorrection holds the momentum and SGD would apply it again'),
+        ('never', 'DGCSGD leaves momentum to the memory and NoMemory has none'),
+        ('late nesterov', 'DGCSGD has nesterov=True, which the memory applies from the first'),
+        ('late groups', 'DGCSGD has groups of different momentum ([0.5, 0.9])'),
+        ('rate', 'DecoupledMomentum uses the learning rate from the first backward pass on'),
+        ('rate, pickled', 'DecoupledMomentum uses the learning rate from the first backward'),
+        ('accumulated', 'gradients are accumulated over several backward passes, and Decoupled'),
+        ('mixed precision', 'DistributedDataParallel(mixed_precision=…) has a communication hook'),
+        ('other group', 'process_group of CompressionState has the ranks [0, 1], and that of Dis'),
+        ('other model', 'DistributedDataParallel averages a parameter (4, 6) that this Compress'),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(ranks, case, message):
+    assert ranks(case)[0].startswith(message)
+
+
+def test_a_backward_pass_that_is_discarded_is_warned_of_once(ranks):
+    assert [len(messages) for messages in ranks('discarded')[0]] == [1, 1]
+    assert ranks('not discarded')[0] == [[], []]
+
+
+@pytest.mark.parametrize('way', ['alone, state', 'alone, hook', 'other hook'])
+def test_the_mean_is_over_the_process_group_of_ddp(ranks, way):
+    for ours, theirs in zip(ranks(way), ranks('alone, ddp'), strict=True):
+        assert all(map(torch.equal, ours, theirs))
+    assert not all(map(torch.equal, ranks(way)[0], ranks(way)[1]))
+
+
+def test_a_process_group_may_have_the_ranks_in_another_order(ranks):
+    for ours, theirs in zip(ranks('backwards, state')[0], ranks('backwards, ddp')[0], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('case', ddp_worker.CONSERVING)
+def test_nothing_is_lost(conserving, case):
+    assert conserving[case] < 1e-6
+
+
+@pytest.mark.parametrize('case', ddp_worker.EQUAL)
+def test_at_density_1_it_is_plain_ddp(equal, case):
+    assert equal[case] < 1e-5
+
+
+@pytest.mark.parametrize('way', ['embedding', 'embedding accumulated'])
+def test_sparse_gradients_are_averaged_densely(ranks, way):
+    for ours, theirs in zip(ranks(way)[0], ranks(f'{way}, ddp')[0], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
