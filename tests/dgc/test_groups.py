@@ -15,8 +15,10 @@ from groups_worker import gan, in_turn, one_for_both, top, two_optimizers
 from real_worker import collectives
 
 import dgc
+from dgc.engines import LocalEngine
 from dgc.engines.base import MOST
 from dgc.engines.group import Group
+from dgc.reducer import Reducer
 
 HOROVOD = importlib.util.find_spec('horovod') is not None
 
@@ -127,6 +129,23 @@ class TestTwoOptimizersOnOneEngine:
             return len(engine._duplicates)
 
         assert dgc.simulate(2, worker) == [2, 2]
+
+    @pytest.mark.parametrize(
+        ('has_thread', 'is_shared', 'device', 'waits'),
+        [
+            (True, False, 'cuda', False),
+            (True, True, 'cuda', True),  # NCCL's communicators need one order on all ranks
+            (True, True, 'cpu', False),
+            (False, True, 'cpu', True),  # a simulated rank would wait in its backward pass
+            (False, False, 'cpu', False),
+            (False, False, 'cuda', True),
+        ],
+    )
+    def test_which_buckets_are_sent_in_step_only(self, has_thread, is_shared, device, waits):
+        engine = LocalEngine()
+        engine.has_thread, engine.is_shared = has_thread, is_shared
+        reducer = Reducer([], dgc.dense(), engine)
+        assert reducer._waits_for_step(torch.device(device)) is waits
 
     def test_an_engine_that_cannot_be_duplicated_refuses_the_second(self):
         def worker(engine):
