@@ -158,6 +158,11 @@ class Reducer:
         return is_gpu and engine.is_shared
 
     @property
+    def has_begun(self) -> bool:
+        """Whether the gradients of a bucket of this step are complete."""
+        return any(self._ready)
+
+    @property
     def has_failed(self) -> bool:
         """Whether a bucket of this step raised an error."""
         return self._failed

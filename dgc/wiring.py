@@ -94,13 +94,20 @@ def wire(
     Raises:
         TypeError: Where ``engine`` is none.
         ValueError: Where nothing is trained, or the composition cannot serve these ranks.
-        EngineError: Where the engine has one rank and the default process group more, or the
-            engine can serve one optimizer only and does.
+        RuntimeError: Where another optimizer on the engine has begun a step.
+        EngineError: Where the engine has fewer ranks than the default process group, or can serve
+            one optimizer only and does.
         HandshakeError: Where ranks differ.
     """
     check_part('engine', engine, Engine, 'dgc.create()')
-    if engine.name == 'local':
+    if engine.name in ('local', 'horovod'):
         check_size(engine)
+    other = engine.user()
+    if isinstance(other, Reducer) and other.has_begun:
+        raise RuntimeError(
+            'another optimizer on this engine is between backward() and step(), while its messages '
+            'may be under way: create all optimizers before the first backward(), or after step()'
+        )
     device = named[0][1].device
     aspects = describe_parameters(named, configuration) | composition.fingerprint(steps_per_epoch)
     parameters = trained(optimizer, named)

@@ -147,6 +147,21 @@ class TestTwoOptimizersOnOneEngine:
         reducer = Reducer([], dgc.dense(), engine)
         assert reducer._waits_for_step(torch.device(device)) is waits
 
+    def test_an_optimizer_cannot_be_added_while_another_ones_messages_are_under_way(self):
+        def worker(engine):
+            named = parameters()
+            first = dgc.DistributedOptimizer(
+                torch.optim.SGD([p for _, p in named], lr=1.0), named, top(), engine
+            )
+            sum(p.sum() for _, p in named).backward()
+            with pytest.raises(RuntimeError, match=r'another optimizer on this engine is between'):
+                two_optimizers(engine)
+            first.step()
+            two_optimizers(engine)
+            return True
+
+        assert dgc.simulate(2, worker) == [True, True]
+
     def test_an_engine_that_cannot_be_duplicated_refuses_the_second(self):
         def worker(engine):
             group, optimizers = Group(engine, [0, 1]), []
@@ -160,23 +175,21 @@ class TestTwoOptimizersOnOneEngine:
 
 
 @pytest.mark.parametrize(('launcher', 'size'), WORLDS[:2])
-class TestAnInitialisedGroup:
-    def test_without_a_launcher_it_is_used(self, worlds, launcher, size):
-        for rank, ours in enumerate(worlds(launcher, size).run('groups_worker:spawned')):
-            assert ours['engine'] == ('torch', rank, size, rank, size)
-            assert ours['sum'] == size
-            assert ours['variables'] == []  # later processes would read those of a launcher
-
-    def test_an_engine_of_one_rank_is_refused_beside_it(self, worlds, launcher, size):
-        for rank, ours in enumerate(worlds(launcher, size).run('groups_worker:spawned')):
-            for case in ('local', 'created before'):
-                assert ours[case] == (
-                    f'engine local has 1 rank, and init_process_group was called for {size}, of '
-                    f'which this process is rank {rank}: call dgc.create() after '
-                    'init_process_group and without a name, or pass TorchEngine(group=...) for '
-                    'some of these ranks'
-                )
-            assert 'without init_process_group' in ours['simulated']
+def test_without_a_launcher_an_initialised_group_is_used_and_nothing_smaller(
+    worlds, launcher, size
+):
+    """A program of mp.spawn trained each process alone, without a word."""
+    for rank, ours in enumerate(worlds(launcher, size).run('groups_worker:spawned')):
+        assert ours['engine'] == ('torch', rank, size, rank, size)
+        assert ours['sum'] == size
+        assert ours['variables'] == []  # later processes would read those of a launcher
+        for case in ('local', 'created before'):
+            assert ours[case] == (
+                f'engine local has 1 rank, and init_process_group was called for {size}, of which '
+                f'this process is rank {rank}: call dgc.create() after init_process_group and '
+                'without a name, or pass TorchEngine(group=...) for some of these ranks'
+            )
+        assert 'without init_process_group' in ours['simulated']
 
 
 class TestEnginesOfSomeRanks:
