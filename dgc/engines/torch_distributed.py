@@ -156,7 +156,7 @@ def new_group(ranks: list[int], backend: str, timeout: timedelta) -> dist.Proces
         ranks,
         backend,
         c10d._get_default_store(),
-        c10d.GroupName(name),
+        name,  # type: ignore[arg-type]
         timeout=timeout,
     )
     assert isinstance(group, dist.ProcessGroup)
@@ -204,7 +204,7 @@ class TorchEngine(Engine):
         self._ranks = members_of(group)
         timeout = timedelta(seconds=patience.library_seconds)
         launcher, store = detect(), dist.distributed_c10d._get_default_store()
-        if len(self._ranks) == dist.get_world_size():
+        if self._ranks == members_of(None):
             own = dist.new_group(backend=backend, timeout=timeout)
             assert isinstance(own, dist.ProcessGroup)
         else:

@@ -222,6 +222,14 @@ def in_pairs(engine: dgc.Engine) -> tuple[list[float], float]:
     return sums, total
 
 
+def backwards(engine: dgc.Engine) -> tuple[int, dict[str, Tensor]]:
+    """The rank and collectives in a group of all ranks that counts them from the last."""
+    ours = TorchEngine(group=dist.new_group([*range(engine.size)][::-1], sort_ranks=False))
+    results = ours.rank, collectives(ours)
+    ours.close()
+    return results
+
+
 def outside(engine: dgc.Engine) -> dict[str, str]:
     """The errors for a group without this rank, and for something that is no group."""
     errors = {}

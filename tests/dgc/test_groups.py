@@ -210,6 +210,14 @@ class TestEnginesOfSomeRanks:
         sums = [([1.0], 4), ([1.0, 3.0], 4), ([3.0, 5.0], 4), ([5.0], 4)]
         assert worlds('torchrun', 4).run('groups_worker:in_pairs') == sums
 
+    @pytest.mark.xdist_group('torchrun 4')
+    def test_ranks_are_counted_as_in_the_group(self, worlds):
+        ranks = worlds('torchrun', 4).run('groups_worker:backwards')
+        assert [rank for rank, _ in ranks] == [3, 2, 1, 0]
+        expected = dgc.simulate(4, collectives)
+        for rank, ours in ranks:
+            assert all(torch.equal(ours[name], expected[rank][name]) for name in ours)
+
     @pytest.mark.xdist_group('torchrun 2')
     def test_a_rank_outside_is_refused_and_what_is_no_group(self, worlds):
         first, second = worlds('torchrun', 2).run('groups_worker:outside')
