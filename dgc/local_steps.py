@@ -52,7 +52,8 @@ class LocalSteps(Wrapper):
         named_parameters: Of the whole model; all that ``outer`` updates must be among them.
         composition: The parts that process Δ; uncompressed by default. Its schedule counts
             outer steps; an epoch has ``steps_per_epoch / every`` of them.
-        engine: By default the one that fits the launcher.
+        engine: By default that of ``dgc.create()``. Several optimizers may share one; see
+            DistributedOptimizer.
         every: H, inner steps between two outer steps.
         steps_per_epoch: Inner steps in an epoch, for a warm-up by epochs.
         configuration: Any text that must be the same on all ranks.
@@ -91,12 +92,13 @@ class LocalSteps(Wrapper):
         super().__init__(inner.param_groups, inner.defaults)
         self.inner, self.outer, self.every = inner, outer, every
         self._use(self.inner)
-        self.engine = engine or create(device=named[0][1].device)
+        engine = engine or create(device=named[0][1].device)
         agreed = {'local steps between outer steps': str(every)}
         epoch = None if steps_per_epoch is None else max(steps_per_epoch // every, 1)
         self.reducer, self.plan = wire(
-            outer, named, composition, self.engine, epoch, configuration, agreed=agreed
+            outer, named, composition, engine, epoch, configuration, agreed=agreed
         )
+        self.engine = self.reducer.engine
         broadcast_tensors(self.engine, [parameter for _, parameter in named])
         self.steps = 0
         self._rounds_per_epoch = epoch or 1
@@ -112,6 +114,7 @@ class LocalSteps(Wrapper):
 
     def detach(self) -> None:
         """Remove the hooks from both optimizers, to wrap them again."""
+        self.reducer.release()
         while self._handles:
             self._handles.pop().remove()
 

@@ -58,7 +58,9 @@ class DistributedOptimizer(Wrapper):
         optimizer: Applies the mean gradient: DGCSGD where the memory holds the momentum.
         named_parameters: Of the whole model; all that ``optimizer`` updates must be among them.
         composition: By default Deep Gradient Compression at a density of 0.1 %.
-        engine: By default the one that fits the launcher.
+        engine: By default that of ``dgc.create()``. Of several optimizers on one engine, each one
+            but the first uses a duplicate of it; all ranks make them, and call their ``step()``, in
+            the same order.
         batches_per_step: Backward passes whose gradients are accumulated before they are sent.
         steps_per_epoch: The number of optimizer steps in an epoch of the composition's schedule.
         configuration: Any text that must be the same on all ranks.
@@ -69,6 +71,7 @@ class DistributedOptimizer(Wrapper):
 
     Attributes:
         plan: The division of the parameters into buckets.
+        engine: The one that carries this optimizer's buckets: ``engine`` or a duplicate.
 
     Raises:
         TypeError: Where a setting is of a wrong type.
@@ -95,11 +98,12 @@ class DistributedOptimizer(Wrapper):
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.optimizer = optimizer
         self._use(self.optimizer)
-        self.engine = engine or create(device=named[0][1].device)
+        engine = engine or create(device=named[0][1].device)
         self.reducer, self.plan = wire(
-            optimizer, named, composition, self.engine, steps_per_epoch, configuration, profile,
+            optimizer, named, composition, engine, steps_per_epoch, configuration, profile,
             agreed={'find_unused': str(find_unused)},
         )  # fmt: skip
+        self.engine = self.reducer.engine
         self.reducer.find_unused = find_unused
         broadcast_tensors(self.engine, [parameter for _, parameter in named])
         self.batches_per_step = batches_per_step
@@ -123,6 +127,7 @@ class DistributedOptimizer(Wrapper):
     def detach(self) -> None:
         """Remove the hooks from the parameters, to wrap them in another optimizer."""
         self.source.detach()
+        self.reducer.release()
         self._handle.remove()
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from dgc.buckets import Bucket
 from dgc.composition import Composition
 from dgc.compressors import Compressor, Dense
-from dgc.engines.base import Engine, EngineError, Traffic
+from dgc.engines.base import Engine, EngineError, Traffic, no_user
 from dgc.exchanges import AllReduce, Context, Exchange, Scale
 from dgc.exchanges.base import ring_bytes
 from dgc.nonfinite import NonFiniteGradientError, finite, non_finite_message, not_finite
@@ -142,13 +142,26 @@ class Reducer:
     def ready(self, index: int) -> None:
         """Note that the gradients of bucket ``index`` are complete; submit what can be sent."""
         self._ready[index] = True
-        # Without a thread of its own an engine blocks the caller. On a GPU that is autograd's
-        # thread, which all simulated ranks share, so it would wait for itself.
-        blocks = self.buckets[index].device.type == 'cuda' and not self.engine.has_thread
-        if self.composition.overlaps and not blocks:
+        if self.composition.overlaps and not self._waits_for_step(self.buckets[index].device):
             # A rank may still discard the step with what it puts into the last bucket.
             can_discard = self.composition.nonfinite == 'skip' and self.engine.size > 1
             self._submit_in_order(len(self.buckets) - can_discard)
+
+    def _waits_for_step(self, device: torch.device) -> bool:
+        """Return whether buckets on ``device`` can be submitted in ``synchronize()`` only."""
+        engine, is_gpu = self.engine, device.type == 'cuda'
+        # Without a thread of its own an engine blocks the caller. On a GPU that is autograd's
+        # thread, which all simulated ranks share, so it would wait for itself.
+        if not engine.has_thread:
+            return is_gpu or engine.is_shared
+        # Two communicators of NCCL may be used at a time only in the same order on all ranks:
+        # that of the calls of step(), not that of the gradients.
+        return is_gpu and engine.is_shared
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the gradients of a bucket of this step are complete."""
+        return any(self._ready)
 
     @property
     def has_failed(self) -> bool:
@@ -258,6 +271,10 @@ class Reducer:
         """
         self._abandon()
         restore([bucket.state for bucket in self.buckets], state_dict, self.engine.size)
+
+    def release(self) -> None:
+        """Leave the engine to another reducer. To be called on all ranks, between two steps."""
+        self.engine.user = no_user
 
     def _abandon(self) -> None:
         """Wait for the buckets of an unfinished step, and undo the step."""

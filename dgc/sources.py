@@ -7,8 +7,9 @@ source applies it.
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -18,7 +19,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from dgc.buckets import Member
+from dgc.buckets import Bucket, Member
 from dgc.reducer import Reducer
 from dgc.wiring import groups_of
 
@@ -72,9 +73,12 @@ class GradientHooks(Source):
         self._is_paused = False
         self.has_failed = False  # a gradient of this step was refused
         self._handles: list[RemovableHandle] = []
+        # Python's garbage collection does not see what the hook of a parameter refers to: a model
+        # and its optimizer, once dropped, would stay.
+        this = weakref.ref(self)
         for index, bucket in enumerate(reducer.buckets):
-            for member in bucket.members:
-                hook = partial(self._accumulated, index, member)
+            for position, member in enumerate(bucket.members):
+                hook = partial(accumulated, this, index, position)
                 handle = member.parameter.register_post_accumulate_grad_hook(hook)
                 self._handles.append(handle)
 
@@ -92,6 +96,11 @@ class GradientHooks(Source):
             self._handles.pop().remove()
 
     @property
+    def buckets(self) -> Sequence[Bucket]:
+        """The buckets that are filled."""
+        return self._reducer.buckets
+
+    @property
     def has_begun(self) -> bool:
         """Whether a gradient of this step has arrived."""
         return self._is_open and any(self._passes.values())
@@ -106,7 +115,7 @@ class GradientHooks(Source):
         finally:
             self._is_paused = was_paused
 
-    def _accumulated(self, index: int, member: Member, parameter: Tensor) -> None:
+    def accumulated(self, index: int, member: Member) -> None:
         """Take one gradient of one backward pass. Called by autograd, on its thread."""
         if not self._is_open:
             raise RuntimeError(
@@ -148,6 +157,13 @@ class GradientHooks(Source):
                 'while it was being sent: call synchronize() first, or clip with '
                 'gradient_clipping'
             )
+
+
+def accumulated(source: weakref.ref[GradientHooks], index: int, position: int, _: Tensor) -> None:
+    """Hand the gradient of a bucket's member to its source, unless that was dropped."""
+    hooks = source()
+    if hooks is not None:
+        hooks.accumulated(index, hooks.buckets[index].members[position])
 
 
 class Movement(Source):

@@ -7,6 +7,7 @@ measurements that a planner needs, the plan, and the storage of its buckets.
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from dgc.calibration import calibrate_path
 from dgc.checks import check_part, shortened
 from dgc.composition import Composition, describe
 from dgc.engines.base import Engine
+from dgc.engines.torch_distributed import check_size
 from dgc.handshake import describe_parameters, shake_hands
 from dgc.memory import AveragedMomentum
 from dgc.optim import DGCSGD, OneBitAdam
@@ -90,6 +92,8 @@ def wire(
 ) -> Wired:
     """Compare the ranks, plan the buckets and allocate their storage. A collective.
 
+    Where another reducer uses ``engine``, the new one has a duplicate of it.
+
     Args:
         optimizer: Its groups contain the trained parameters.
         named: The model's parameters, in the same order on all ranks.
@@ -103,9 +107,20 @@ def wire(
     Raises:
         TypeError: Where ``engine`` is none.
         ValueError: Where nothing is trained, or the composition cannot serve these ranks.
+        RuntimeError: Where another optimizer on the engine has begun a step.
+        EngineError: Where the engine has fewer ranks than the default process group, or can serve
+            one optimizer only and does.
         HandshakeError: Where ranks differ.
     """
     check_part('engine', engine, Engine, 'dgc.create()')
+    if engine.name in ('local', 'horovod'):
+        check_size(engine)
+    other = engine.user()
+    if isinstance(other, Reducer) and other.has_begun:
+        raise RuntimeError(
+            'another optimizer on this engine is between backward() and step(), while its messages '
+            'may be under way: create all optimizers before the first backward(), or after step()'
+        )
     device = named[0][1].device
     aspects = describe_parameters(named, configuration) | composition.fingerprint(steps_per_epoch)
     parameters = trained(optimizer, named)
@@ -116,6 +131,7 @@ def wire(
     needs = planner.needs_timing, planner.saved_plan is None, profile is None
     aspects['the planner'] = f'{describe(planner)} {needs}'
     shake_hands(engine, aspects | dict(agreed or {}), device)
+    engine = engine.for_reducer(device)
     if not parameters:
         raise ValueError('no parameter needs a gradient: there is nothing to train')
     # Before planning, since bytes may depend on how many ranks a machine has.
@@ -124,7 +140,9 @@ def wire(
     shake_hands(engine, {'the division into buckets': comparable(plan.buckets)}, device)
     composition.memory.check_buckets(plan.buckets)
     buckets = allocate(plan.buckets, parameters, composition, engine)
-    return Wired(Reducer(buckets, composition, engine), plan)
+    reducer = Reducer(buckets, composition, engine)
+    engine.user = weakref.ref(reducer)
+    return Wired(reducer, plan)
 
 
 def comparable(buckets: Sequence[BucketSpec]) -> str:

@@ -14,7 +14,7 @@ from dgc.engines.horovod_engine import HorovodEngine, built_with_mpi
 from dgc.engines.launchers import Launcher, detect, export_for_torch
 from dgc.engines.local import LocalEngine
 from dgc.engines.simulated import SimulatedEngine, simulate
-from dgc.engines.torch_distributed import TorchEngine
+from dgc.engines.torch_distributed import TorchEngine, check_size, default_size
 from dgc.engines.watch import Patience
 
 log = logging.getLogger('dgc')
@@ -69,32 +69,40 @@ def create(
     device: torch.device | str = 'cpu',
     patience: Patience | None = None,
 ) -> Engine:
-    """Create this process's engine.
+    """Create an engine of this process.
+
+    Where the program has called ``init_process_group`` for several processes, as one that
+    ``torch.multiprocessing.spawn`` starts does, the engine is of these. A program that makes
+    several engines makes them in the same order on all ranks.
 
     Args:
-        name: One of NAMES except 'simulated'; by default the engine of the launcher.
+        name: One of NAMES except 'simulated'; by default 'torch' where the default process group
+            has several ranks, else the engine of the launcher.
         device: Of the tensors that it carries.
         patience: How long its calls wait for other ranks; by default 30 s until a warning names
             them, and 1,800 s until the wait is given up.
 
     Raises:
-        EngineError: If there is no such engine, it cannot start, or its world size is not the
-            number of processes that the launcher started.
+        EngineError: If there is no such engine, it cannot start, its world size is not the number
+            of processes that the launcher started, or the default process group is larger.
     """
-    launcher = detect()
-    name = name or choose(launcher)
+    launcher, in_group = detect(), default_size()
+    name = name or ('torch' if in_group > 1 else choose(launcher))
     engine: Engine
     if name == 'horovod':
         check_horovod(launcher)
         engine = HorovodEngine(patience)
     elif name == 'torch':
-        export_for_torch(launcher)
+        if not in_group:
+            export_for_torch(launcher)
         engine = TorchEngine(device, patience=patience)
     elif name == 'local':
         engine = LocalEngine()
     else:
         raise unknown(name)
-    if engine.size != launcher.size:
+    check_size(engine)
+    # Each process that the launcher started may have started more, and made the group of all.
+    if engine.size != launcher.size and not launcher.size < engine.size == in_group:
         other = ''
         if name == 'horovod':
             other = ' (under Slurm srun --mpi=pmix), set configs.engine.name to torch'
@@ -147,10 +155,10 @@ def run(
         EngineError: If the settings contradict each other or the launcher.
     """
     if name == 'simulated':
-        if detect().size > 1:
+        if max(detect().size, default_size()) > 1:
             raise EngineError(
                 'engine simulated runs all workers in one process: start the program without a '
-                'launcher'
+                'launcher, and without init_process_group'
             )
         return simulate(size, worker)[0]
     if name is not None and name not in NAMES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import queue
 import threading
 import time
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 T = TypeVar('T')
+MOST = 4  # engines of one process before garbage is collected to find free ones
 Job = tuple[Future[Any], Callable[[], Any]]  # the future that receives the result of the call
 
 
@@ -158,6 +160,9 @@ class Engine(ABC):
         traffic: bytes, messages and seconds so far.
         bucket: the name of the bucket whose job runs, for messages about a call that waits; ''
             for other jobs.
+        user: returns the reducer that submits its buckets here, or None where there is none.
+        is_shared: whether there are duplicates of this engine, or it is one: several reducers of
+            this process send at a time.
     """
 
     name = ''
@@ -170,6 +175,9 @@ class Engine(ABC):
         self.local_size = local_size
         self.traffic = Traffic()
         self.bucket = ''
+        self.user: Callable[[], object] = no_user
+        self.is_shared = False
+        self._duplicates: list[Engine] = []
         self._calls = 0
         self._running: Callable[[], Any] | None = None  # the call that is not complete
         self._moved = 0.0  # when a call began or ended last, by time.perf_counter
@@ -237,8 +245,39 @@ class Engine(ABC):
 
         Not to be called after an error: peers may have died, and this would wait for them.
         """
+        for duplicate in self._duplicates:
+            duplicate.close()
         if self._thread is not None:
             self._thread.stop()
+
+    def for_reducer(self, device: torch.device | str) -> Engine:
+        """Return an engine of the same ranks that no reducer uses. A collective.
+
+        It is this engine or a duplicate. The buckets of two reducers on one engine would pair up
+        across ranks in the order in which they are submitted, which is that of the gradients of
+        each rank, so sums would be of different buckets.
+
+        Args:
+            device: Of the tensors that the engine carries.
+
+        Raises:
+            EngineError: Where this engine cannot be duplicated.
+        """
+        if self.size == 1:
+            return self
+        engines = [self, *self._duplicates]
+        if len(engines) >= MOST and all(engine.user() is not None for engine in engines):
+            gc.collect()  # reducers that the program has dropped, which refer to themselves
+        # Ranks may differ in what they have collected, so an engine is free if it is on all ranks.
+        uses = [float(engine.user() is not None) for engine in engines]
+        counts = self.all_reduce(torch.tensor(uses, device=device)).tolist()
+        for engine, count in zip(engines, counts, strict=True):
+            if not count:
+                return engine
+        duplicate = self._duplicate()
+        self._duplicates.append(duplicate)
+        self.is_shared = duplicate.is_shared = True
+        return duplicate
 
     def waiting(self) -> Wait | None:
         """Return the call that this rank is in; None outside of calls. From any thread.
@@ -277,6 +316,14 @@ class Engine(ABC):
         self.traffic.messages += messages
         return result
 
+    def _duplicate(self) -> Engine:
+        """Return another engine of the same ranks, whose calls are in an order of their own. A
+        collective."""
+        raise EngineError(
+            f'engine {self.name} serves one optimizer, and another one uses it: give each '
+            'optimizer an engine of its own'
+        )
+
     @abstractmethod
     def _all_reduce(self, tensor: Tensor) -> Tensor: ...
 
@@ -293,6 +340,10 @@ class Engine(ABC):
 
     @abstractmethod
     def _barrier(self) -> None: ...
+
+
+def no_user() -> None:
+    """Return None: the ``user`` of an engine on which no reducer is."""
 
 
 def children(place: int, size: int) -> int:

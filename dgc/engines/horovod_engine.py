@@ -18,6 +18,7 @@ GLOO_TIMEOUT = 'HOROVOD_GLOO_TIMEOUT_SECONDS'
 STORE = ('HOROVOD_GLOO_RENDEZVOUS_ADDR', 'HOROVOD_GLOO_RENDEZVOUS_PORT')
 LONGEST = 1000  # bytes of a beat that are read
 numbers = itertools.count()  # of the engines of this process
+engines: set[int] = set()  # the numbers of those that are open
 
 
 @cache
@@ -72,8 +73,9 @@ class HorovodEngine(Engine):
     """Horovod's collectives, blocking, one at a time.
 
     Horovod matches collectives across ranks by name and caches the negotiation for names that it
-    has seen. Only one collective is ever pending, so one name per kind, type and length is enough,
-    and is found in that cache in every step.
+    has seen. Only one collective of an engine is ever pending, so one name per engine, kind, type
+    and length is enough, and is found in that cache in every step. Engines are numbered in the
+    order in which they are made, which must be the same on all ranks.
 
     Under ``horovodrun --gloo`` Horovod ends the job where a rank makes a pause of over 30 s. The
     limit is set to that of ``patience``, unless HOROVOD_GLOO_TIMEOUT_SECONDS is set.
@@ -98,27 +100,40 @@ class HorovodEngine(Engine):
             ) from error
         os.environ.setdefault(GLOO_TIMEOUT, str(patience.library_seconds))  # read by init()
         hvd.init()
-        self._hvd = hvd
+        self._hvd, self._patience = hvd, patience
+        self._number = next(numbers)
+        engines.add(self._number)
         super().__init__(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
         channel = None
         if all(os.environ.get(name) for name in STORE):
             address, port = (os.environ[name] for name in STORE)
-            scope = f'dgc.beats.{next(numbers)}'
+            scope = f'dgc.beats.{self._number}'
             channel = RendezvousChannel(address, int(port), scope, self.rank, self.size)
         self._watch = watch(self, patience, channel)
 
     def close(self) -> None:
-        """Shut Horovod down."""
+        """Shut Horovod down, unless another engine uses it."""
         if self._watch is not None:
             self._watch.stop()
         super().close()
-        self._hvd.shutdown()
+        engines.discard(self._number)
+        if not engines:
+            self._hvd.shutdown()
+
+    def _duplicate(self) -> Engine:
+        return HorovodEngine(self._patience)
+
+    def _label(self, kind: str, tensor: Tensor) -> str:
+        """Return the name by which Horovod matches a collective across ranks."""
+        return f'dgc.{self._number}.{kind}.{tensor.dtype}.{tensor.numel()}'
 
     def _all_reduce(self, tensor: Tensor) -> Tensor:
-        return self._hvd.allreduce_(tensor, op=self._hvd.Sum, name=label('all_reduce', tensor))
+        return self._hvd.allreduce_(
+            tensor, op=self._hvd.Sum, name=self._label('all_reduce', tensor)
+        )
 
     def _all_gather(self, tensor: Tensor) -> Tensor:
-        gathered = self._hvd.allgather(tensor, name=label('all_gather', tensor))
+        gathered = self._hvd.allgather(tensor, name=self._label('all_gather', tensor))
         return gathered.view(self.size, -1)
 
     def _send_recv(
@@ -131,17 +146,14 @@ class HorovodEngine(Engine):
             splits[destination] = tensor.numel()
         outgoing = tensor if destination is not None else tensor[:0]
         received, _ = self._hvd.alltoall(
-            outgoing, splits=splits, name=f'dgc.send_recv.{tensor.dtype}'
+            outgoing, splits=splits, name=f'dgc.{self._number}.send_recv.{tensor.dtype}'
         )
         return received if source is not None else None
 
     def _broadcast(self, tensor: Tensor, root: int) -> Tensor:
-        return self._hvd.broadcast_(tensor, root, name=label('broadcast', tensor))
+        return self._hvd.broadcast_(tensor, root, name=self._label('broadcast', tensor))
 
     def _barrier(self) -> None:
-        self._hvd.barrier()
-
-
-def label(kind: str, tensor: Tensor) -> str:
-    """Return the name by which Horovod matches a collective across ranks."""
-    return f'dgc.{kind}.{tensor.dtype}.{tensor.numel()}'
+        # Horovod's own barrier has one name, which two engines cannot use at a time.
+        nothing = torch.zeros(1)
+        self._hvd.allreduce_(nothing, op=self._hvd.Sum, name=self._label('barrier', nothing))

@@ -26,6 +26,7 @@ from dgc.costmodel import Network
 from dgc.engines.base import Engine, EngineError, nbytes
 
 T = TypeVar('T')
+Channel = tuple[int, ...]  # () of an engine, (..., n) of the n-th duplicate of an engine
 
 
 def simulate(
@@ -115,16 +116,20 @@ class Scheduler:
     needs a lock.
 
     Attributes:
-        collective: the one that workers have entered, or will enter next.
-        mailboxes: by sender and receiver, the messages not yet received; empty ones are removed.
+        collectives: by channel, the one that workers have entered, or will enter next. Duplicates
+            of an engine have channels of their own.
+        mailboxes: by channel, sender and receiver, the messages not yet received; empty ones are
+            removed.
+        clocks: the seconds on the virtual clock of each worker.
         errors: what workers have raised, in order.
     """
 
     def __init__(self, size: int, network: Network) -> None:
         self.size = size
         self.network = network
-        self.collective = PendingCollective()
-        self.mailboxes: dict[tuple[int, int], deque[QueuedMessage]] = defaultdict(deque)
+        self.collectives: dict[Channel, PendingCollective] = defaultdict(PendingCollective)
+        self.mailboxes: dict[tuple[Channel, int, int], deque[QueuedMessage]] = defaultdict(deque)
+        self.clocks = [0.0] * size
         self.errors: list[BaseException] = []
         # Thread r runs once its semaphore is released; at most one of them is above zero.
         self._tokens = [threading.Semaphore(0) for _ in range(size)]
@@ -248,19 +253,31 @@ class SimulatedEngine(Engine):
     name = 'simulated'
     has_thread = False
 
-    def __init__(self, scheduler: Scheduler, rank: int) -> None:
+    def __init__(self, scheduler: Scheduler, rank: int, channel: Channel = ()) -> None:
         super().__init__(rank, scheduler.size, local_rank=0, local_size=1)
         self._scheduler = scheduler
-        self._clock = 0.0
+        self._channel = channel
 
     @property
     def clock(self) -> float:
         """Seconds since the start, on the virtual clock of this worker."""
         return self._clock
 
+    @property
+    def _clock(self) -> float:
+        return self._scheduler.clocks[self.rank]
+
+    @_clock.setter
+    def _clock(self, seconds: float) -> None:
+        self._scheduler.clocks[self.rank] = seconds
+
     def compute(self, seconds: float) -> None:
         """Advance the virtual clock, as if this worker had computed for ``seconds``."""
         self._clock += seconds
+
+    def _duplicate(self) -> Engine:
+        channel = *self._channel, len(self._duplicates)
+        return SimulatedEngine(self._scheduler, self.rank, channel)
 
     def _all_reduce(self, tensor: Tensor) -> Tensor:
         seconds = self._scheduler.network.all_reduce(nbytes(tensor), self.size)
@@ -282,11 +299,11 @@ class SimulatedEngine(Engine):
             if destination != self.rank:
                 self._clock += scheduler.network.message(nbytes(tensor))
             message = QueuedMessage(tensor.clone(), self._clock)
-            scheduler.mailboxes[self.rank, destination].append(message)
+            scheduler.mailboxes[self._channel, self.rank, destination].append(message)
             scheduler.wake(destination)
         if source is None:
             return None
-        key = source, self.rank
+        key = self._channel, source, self.rank
         scheduler.wait(self.rank, lambda: key in scheduler.mailboxes)
         received, arrival = scheduler.mailboxes[key].popleft()
         if not scheduler.mailboxes[key]:
@@ -323,7 +340,8 @@ class SimulatedEngine(Engine):
         Raises:
             EngineError: another rank is in a different collective.
         """
-        scheduler, pending = self._scheduler, self._scheduler.collective
+        scheduler = self._scheduler
+        pending = scheduler.collectives[self._channel]
         call = f'{kind} of {tensor.dtype} {list(tensor.shape)}'
         if not pending.inputs:
             pending.call, pending.caller = call, self.rank
@@ -335,7 +353,7 @@ class SimulatedEngine(Engine):
         pending.start = max(pending.start, self._clock)
         if len(pending.inputs) == self.size:
             # Replaced before any worker continues, since that one may enter the next collective.
-            scheduler.collective = PendingCollective()
+            scheduler.collectives[self._channel] = PendingCollective()
             pending.result = combine([pending.inputs[rank] for rank in range(self.size)])
             for rank in pending.inputs:
                 scheduler.wake(rank)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import os
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -27,7 +29,7 @@ all_gather_single = getattr(dist, 'all_gather_single', None) or dist.all_gather_
 stores: list[Store] = []
 
 START_SECONDS = 1800  # until all ranks have started
-numbers = itertools.count()  # of the engines of this process
+made: Counter[tuple[int, ...]] = Counter()  # groups of some ranks that were made, by these ranks
 
 
 def make_default_group(backend: str, timeout: timedelta) -> None:
@@ -100,6 +102,68 @@ class StoreChannel:
         return dict(zip(ranks, (text.decode(errors='replace') for text in texts), strict=True))
 
 
+def default_size() -> int:
+    """Return the size of the default process group; 0 where there is none."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 0
+
+
+def check_size(engine: Engine) -> None:
+    """Raise EngineError where an engine that is not of torch.distributed lacks ranks of its default
+    process group, which would train without them."""
+    if engine.size < default_size():
+        raise EngineError(
+            f'engine {engine.name} has {engine.size} rank{"s" * (engine.size > 1)}, and '
+            f'init_process_group was called for {default_size()}, of which this process is rank '
+            f'{dist.get_rank()}: call dgc.create() after init_process_group and without a name, or '
+            'pass TorchEngine(group=...) for some of these ranks'
+        )
+
+
+def members_of(group: dist.ProcessGroup | None) -> list[int]:
+    """Return the ranks, in the default group, of the members of ``group``, this process among them.
+
+    Raises:
+        TypeError: It is no process group.
+        EngineError: This process is not a member.
+    """
+    if group is None:
+        return [*range(dist.get_world_size())]
+    if group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise EngineError(
+            f'TorchEngine(group=...): rank {dist.get_rank()} is not a member of that group: make '
+            'the engine on the members only'
+        )
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(
+            f'TorchEngine(group=...) must be a process group, got {type(group).__name__}: pass '
+            "what dist.new_group(...) returns, or mesh.get_group('name') of a device mesh"
+        )
+    return dist.get_process_group_ranks(group)
+
+
+def new_group(ranks: list[int], backend: str, timeout: timedelta) -> dist.ProcessGroup:
+    """Make a process group of some ranks of the default group. A collective of these ranks.
+
+    ``dist.new_group`` would name it by the number of groups that each rank has made before. Members
+    of several groups have made more than others, and would then wait under different names.
+    """
+    made[tuple(ranks)] += 1
+    name = f'dgc/{"-".join(map(str, ranks))}/{made[tuple(ranks)]}'
+    c10d = dist.distributed_c10d
+    group, _ = c10d._new_process_group_helper(
+        len(ranks),
+        ranks.index(dist.get_rank()),
+        ranks,
+        backend,
+        c10d._get_default_store(),
+        name,  # type: ignore[arg-type]
+        timeout=timeout,
+    )
+    assert isinstance(group, dist.ProcessGroup)
+    c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
+    return group
+
+
 class TorchEngine(Engine):
     """Collectives in a process group of its own, apart from those of the rest of the program.
 
@@ -110,14 +174,19 @@ class TorchEngine(Engine):
         device: of the tensors.
         backend: 'gloo' or 'nccl'; by default 'nccl' for CUDA devices, else 'gloo'.
         patience: how long a call waits for the other ranks.
-        group: whose ranks communicate, in its order; by default those of the default group. Only
-            they create the engine.
+        group: a process group of torch.distributed, such as ``dist.new_group(ranks)`` or
+            ``mesh.get_group('name')``; by default the default group. ``rank``, ``size`` and place
+            are those within the group, also in messages. All members make the engine, in the same
+            order as other engines of the same members; other ranks take no part.
 
     Raises:
-        EngineError: the default group cannot be made, or this process is not in it.
+        TypeError: ``group`` is no process group.
+        EngineError: the default group cannot be made, or this process is not in the group.
     """
 
     name = 'torch'
+    engines: ClassVar[set[TorchEngine]] = set()  # those that are open
+    made_default_group: ClassVar[bool] = False  # by one of them
 
     def __init__(
         self,
@@ -127,31 +196,30 @@ class TorchEngine(Engine):
         group: dist.ProcessGroup | None = None,
     ) -> None:
         patience = patience or Patience()
+        self._arguments = device, backend, patience, group
         backend = backend or ('nccl' if torch.device(device).type == 'cuda' else 'gloo')
-        self._made_default_group = not dist.is_initialized()
-        if self._made_default_group:
+        if not dist.is_initialized():
             start_default_group(backend, patience)
-        own = dist.new_group(
-            None if group is None else dist.get_process_group_ranks(group),
-            backend=backend,
-            timeout=timedelta(seconds=patience.library_seconds),
-            use_local_synchronization=group is not None,  # other ranks do not call this
-        )
-        if not isinstance(own, dist.ProcessGroup):
-            raise EngineError('engine torch: this process is not a member of the default group')
+            TorchEngine.made_default_group = True
+        self._ranks = members_of(group)
+        timeout = timedelta(seconds=patience.library_seconds)
+        launcher, store = detect(), dist.distributed_c10d._get_default_store()
+        if self._ranks == members_of(None):
+            own = dist.new_group(backend=backend, timeout=timeout)
+            assert isinstance(own, dist.ProcessGroup)
+        else:
+            own = new_group(self._ranks, backend, timeout)
+            launcher, store = replace(launcher, placed=False), PrefixStore(own.group_name, store)
         self._group = own
-        rank, size = dist.get_rank(own), dist.get_world_size(own)
-        store = dist.distributed_c10d._get_default_store()
-        number = str(next(numbers))
-        if group is not None:
-            number = own.group_name  # its ranks may have made different numbers of engines
-            store = PrefixStore(number, store)
-        super().__init__(rank, size, *place(detect(), store, rank, size))
-        channel = StoreChannel(store, f'dgc/beat/{number}', rank, size)
+        rank, size = own.rank(), own.size()
+        super().__init__(rank, size, *place(launcher, store, rank, size))
+        TorchEngine.engines.add(self)
+        channel = StoreChannel(store, f'dgc/beat/{own.group_name}', rank, size)
         self._watch = watch(self, patience, channel)
 
     def close(self) -> None:
-        """Destroy the groups that this engine made."""
+        """Destroy the group that this engine made; the last engine, also a default group that one
+        of them made."""
         if self._watch is not None:
             self._watch.stop()
         super().close()
@@ -159,8 +227,13 @@ class TorchEngine(Engine):
         # Deleting the last reference ends gloo's threads. A thread that releases a tensor while the
         # interpreter shuts down would abort the process.
         del self._group
-        if self._made_default_group:
+        TorchEngine.engines.discard(self)
+        if TorchEngine.made_default_group and not TorchEngine.engines:
+            TorchEngine.made_default_group = False
             dist.destroy_process_group()
+
+    def _duplicate(self) -> Engine:
+        return TorchEngine(*self._arguments)
 
     def _all_reduce(self, tensor: Tensor) -> Tensor:
         dist.all_reduce(tensor, group=self._group)
@@ -181,18 +254,19 @@ class TorchEngine(Engine):
                     'a message to itself must be both'
                 )
             return tensor.clone()
-        received = torch.empty_like(tensor) if source is not None else None
-        operations = []
+        received = None
+        operations = []  # torch numbers the other rank as in the default group
         if destination is not None:
-            operations.append(dist.P2POp(dist.isend, tensor, None, self._group, 0, destination))
-        if received is not None:
-            operations.append(dist.P2POp(dist.irecv, received, None, self._group, 0, source))
+            operations.append(dist.P2POp(dist.isend, tensor, self._ranks[destination], self._group))
+        if source is not None:
+            received = torch.empty_like(tensor)
+            operations.append(dist.P2POp(dist.irecv, received, self._ranks[source], self._group))
         for work in dist.batch_isend_irecv(operations) if operations else ():
             work.wait()
         return received
 
     def _broadcast(self, tensor: Tensor, root: int) -> Tensor:
-        dist.broadcast(tensor, group=self._group, group_src=root)
+        dist.broadcast(tensor, self._ranks[root], group=self._group)
         return tensor
 
     def _barrier(self) -> None:

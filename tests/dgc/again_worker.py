@@ -1,4 +1,4 @@
-"""One process of test_engines_thread: engines made one after another, each closed before the next.
+"""One process of test_engines_thread: engines made one after another, and two at a time.
 
 LAUNCHER python again_worker.py
 """
@@ -28,7 +28,19 @@ def carriers() -> list[str]:
     return [name for name in names if 'gloo' in name or 'dgc' in name]
 
 
+def two_at_a_time(first: int) -> None:
+    """Make two engines, of which the first one makes the default group; close ``first`` first."""
+    pair = [engines.create('torch'), engines.create('torch')]
+    pair.pop(first).close()
+    ranks = gathered(pair[0])
+    assert ranks == [*range(len(ranks))], ranks
+    pair.pop().close()
+    assert not carriers(), carriers()
+
+
 if __name__ == '__main__':
+    two_at_a_time(0)
+    two_at_a_time(1)
     for _ in range(TIMES):
         ranks = engines.run(gathered, 'torch')
         assert ranks == [*range(len(ranks))], ranks
