@@ -93,7 +93,7 @@ def two_optimizers(
             optimizer.step()
     result = {}
     for name, named in parts.items():
-        held = optimizers[name].state_dict()['memory']
+        held = optimizers[name].reducer.state_dict()['memory']
         result[name] = {
             'gradients': flat(gradients[name]),
             'residual': flat([held[each]['residual'] for each, _ in named]),
