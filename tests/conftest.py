@@ -57,7 +57,7 @@ def worlds() -> Worlds:
 def pytest_runtest_teardown(item, nextitem):
     """End the worlds where the next test needs none: idle ranks of Horovod take a whole core."""
     if nextitem is None or 'worlds' not in nextitem.fixturenames:
-        STARTED.close()
+        STARTED.close(kill=True)
 
 
 @pytest.fixture

@@ -204,7 +204,7 @@ class Worlds:
             self._alive.pop(next(iter(self._alive))).close()
         return world
 
-    def close(self) -> None:
-        """End all."""
+    def close(self, kill: bool = False) -> None:
+        """End all. kill: at once; they would take seconds to close their engines."""
         while self._alive:
-            self._alive.popitem()[1].close()
+            self._alive.popitem()[1].close(kill)

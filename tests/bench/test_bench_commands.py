@@ -63,7 +63,7 @@ def test_bad_input_is_refused_in_one_line(module, arguments, message, capsys):
 
 
 def test_a_refused_command_ends_with_code_2():
-    done = run('bench.cluster', '--nodes', '1')
+    done = run('bench.cluster', '--nodes', '1', cold=False)
     assert done.returncode == 2 and done.stdout == ''
     assert done.stderr.count('\n') == 1
 
