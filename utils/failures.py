@@ -1,7 +1,7 @@
 """One rule for every exception: a line that says what is wrong, then the lines of the user's code.
 
     train.py: rank 1: ValueError: expected 3 channels, got 1
-      File "/home/me/net.py", line 18, in forward
+      File "net.py", line 18, in forward
         raise ValueError(f'expected 3 channels, got {x.shape[1]}')
 
 Exceptions whose text is written for the user (of a setting, data, a checkpoint) need no such lines,

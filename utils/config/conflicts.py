@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from utils.config.tree import Config, ConfigError, _map, _Name, _name_of, _shown
+from utils.config.tree import Config, ConfigError, _flatten, _Name
 
 COMPOSITION = 'configs.train.compression.'  # what is set below must be in force, or is refused
 COMMAND_LINE = 'the command line'
@@ -73,7 +73,7 @@ class History:
 
     def record(self, source: Source) -> None:
         """Compare the tree with that before ``source`` was executed."""
-        now = dict(snapshot(self._tree._path(), self._tree))
+        now = dict(_flatten(self._tree._path(), self._tree, raw=True))
         nodes = {node._path(): node for node in self._tree._nodes()}
         for path in self._chosen_again(now, nodes):
             self.sources[path] = source
@@ -156,17 +156,6 @@ class History:
         return isinstance(loss.value, _Name)
 
 
-def snapshot(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The settings at and below ``path`` by dotted name, without computing derived ones."""
-    if not isinstance(value, Config):
-        yield path, _map(_shown, value)
-        return
-    if value._func is not None:
-        yield path, _name_of(value._func)
-    for name, setting in value.items(raw=True):
-        yield from snapshot(f'{path}.{name}', setting)
-
-
 def same(one: Any, other: Any) -> bool:
     """Whether two values of a snapshot are equal. Values of any type have a repr; not all an ==."""
     return one is other or (type(one) is type(other) and repr(one) == repr(other))
@@ -188,7 +177,7 @@ def blame(sources: dict[str, Source], above: str, message: str, tree: Config) ->
         tree: The settings.
     """
     words, found = set(re.findall(r'\w+', message)), []
-    for path, value in snapshot(tree._path(), tree):
+    for path, value in _flatten(tree._path(), tree, raw=True):
         source = sources.get(path)
         if source is None or source.root or not f'{path}.'.startswith(f'{above}.'):
             continue

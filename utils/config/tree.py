@@ -374,14 +374,15 @@ def _shown(value: Any) -> Any:
     return _name_of(value) if callable(value) and hasattr(value, '__qualname__') else value
 
 
-def _flatten(path: str, value: Any) -> Iterator[tuple[str, object]]:
+def _flatten(path: str, value: Any, raw: bool = False) -> Iterator[tuple[str, Any]]:
+    """The settings at and below `path` by dotted name; `raw` computes no derived ones."""
     if not isinstance(value, Config):
         yield path, _map(_shown, value)
         return
     if value._func is not None:
         yield path, _name_of(value._func)
-    for name, setting in value.items():
-        yield from _flatten(f'{path}.{name}', setting)
+    for name, setting in value.items(raw):
+        yield from _flatten(f'{path}.{name}', setting, raw)
 
 
 def _must_be_set(unset: Mapping[str, _Required]) -> ConfigError:
