@@ -72,6 +72,10 @@ class TestByHand:
         group_cost = self.layers([1.0, 1.0, 1.0], start=0.5)
         assert greedy(3, group_cost, 1.0) == exact(3, group_cost, 1.0) == [3]
 
+    def test_a_wait_that_costs_what_it_saves_is_not_made(self):
+        group_cost = self.layers([1.0, 1.5], start=0.5)
+        assert greedy(2, group_cost, 1.5) == [1, 2]
+
     def test_a_busy_network_makes_waiting_free(self):
         # The first takes from 1 to 11. The others appear meanwhile, so they save a start.
         ready, sizes = [1.0, 4.0, 7.0], [9.0, 1.0, 1.0]

@@ -374,3 +374,39 @@ def test_bytes_and_elements_are_counted_alike_on_both_sides():
         update.sent,
     )
     assert update.elements == 2 * (72 + 11)  # 5 % of 1,440, and what has one dimension or none
+
+
+def test_every_byte_of_a_worker_is_counted():
+    """Also of messages without a reply: losses, statistics, the end."""
+    world = World(lambda: exact(statistics_period=1), slots=1)
+    counts = {'sent': 0, 'received': 0}
+    deliver = world.deliver
+
+    def deliver_counted(frame):
+        reply = deliver(frame)
+        counts['sent'] += len(frame)
+        counts['received'] += len(reply or b'')
+        return reply
+
+    world.deliver = deliver_counted
+    worker = world.join()
+    worker.step()
+    worker.optimizer.report_losses([1.5, 0.25])
+    worker.optimizer.close()
+    progress = worker.optimizer.progress
+    assert {'sent': progress.sent, 'received': progress.received} == counts
+
+
+def test_a_server_that_goes_back_to_a_checkpoint_has_its_statistics():
+    """And not the workers' reports of what came after it."""
+    world = World(lambda: exact(statistics_period=1), slots=2)
+    a, b = world.join(), world.join()
+    for worker, value in ((a, 1.0), (b, 4.0)):
+        worker.buffers[0].fill_(value)
+        worker.step()
+    saved = world.server.state_dict()
+    a.buffers[0].fill_(10.0)
+    a.step()
+    assert torch.equal(world.server.average(), torch.full((BUFFERS,), 7.0))
+    world.server.load_state_dict(saved)
+    assert torch.equal(world.server.average(), torch.full((BUFFERS,), 2.5))

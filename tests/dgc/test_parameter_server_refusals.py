@@ -71,6 +71,14 @@ def test_an_invalid_budget_is_refused(budget, remedy):
         Server(sgd, named, [], dual_way(), budget)
 
 
+def test_the_smallest_budget_is_one_update_of_one_worker():
+    world = World(exact, slots=1, updates=1)
+    world.server.budget._replace(steps_per_epoch=1).check()
+    worker = world.join()
+    worker.step()
+    assert world.server.version == 1 and world.server.finished
+
+
 @pytest.mark.parametrize(
     ('make', 'settings', 'remedy'),
     [
