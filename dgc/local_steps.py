@@ -50,8 +50,8 @@ class LocalSteps(Wrapper):
         inner: Takes local steps, at the learning rate of one rank.
         outer: Over the same parameters.
         named_parameters: Of the whole model; all that ``outer`` updates must be among them.
-        composition: The parts that process Δ; uncompressed by default. Its schedule counts
-            outer steps; an epoch has ``steps_per_epoch / every`` of them.
+        composition: The parts that process Δ; uncompressed by default. Its schedule, and its
+            ``warmup_steps``, count outer steps; an epoch has ``steps_per_epoch / every`` of them.
         engine: By default that of ``dgc.create()``. Several optimizers may share one; see
             DistributedOptimizer.
         every: H, inner steps between two outer steps.

@@ -77,7 +77,10 @@ def check_schedule(composition: Composition, steps_per_epoch: int | None) -> Non
     """Raise ValueError for a warm-up in epochs of unknown length."""
     schedule = composition.schedule
     if schedule.warmup_epochs and not (steps_per_epoch or schedule.stage_steps):
-        raise ValueError('a warm-up in epochs needs steps_per_epoch')
+        raise ValueError(
+            'a warm-up in epochs needs steps_per_epoch: give it, or set warmup_steps in place of '
+            'warmup_epochs'
+        )
 
 
 def wire(
