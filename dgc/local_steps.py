@@ -16,6 +16,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from dgc.checks import check_part
+from dgc.closures import refuse_closures
 from dgc.composition import Composition
 from dgc.engines import Engine, create
 from dgc.handshake import broadcast_tensors
@@ -81,6 +82,7 @@ class LocalSteps(Wrapper):
         named = pairs(named_parameters)
         check_part('inner', inner, Optimizer, 'torch.optim.AdamW(model.parameters())')
         check(outer, named, composition, steps_per_epoch)
+        refuse_closures(outer, 'and an outer step has none')
         has_momentum = any(group.get('momentum', 0) for group in inner.param_groups)
         if isinstance(inner, OneBitAdam) or (isinstance(inner, DGCSGD) and has_momentum):
             raise ValueError(
