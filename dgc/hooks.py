@@ -22,10 +22,10 @@ from torch.utils.hooks import RemovableHandle
 
 from dgc.buckets import Bucket, part_of
 from dgc.checks import check_part, concrete
-from dgc.closures import refuse_closures
 from dgc.composition import Composition
 from dgc.engines import Engine, TorchEngine
 from dgc.handshake import gather_states
+from dgc.optim.closures import refuse_closures
 from dgc.planner import Plan
 from dgc.profile import Profile
 from dgc.reducer import Reducer

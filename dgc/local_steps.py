@@ -16,11 +16,11 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from dgc.checks import check_part
-from dgc.closures import refuse_closures
 from dgc.composition import Composition
 from dgc.engines import Engine, create
 from dgc.handshake import broadcast_tensors
 from dgc.optim import DGCSGD, OneBitAdam
+from dgc.optim.closures import refuse_closures
 from dgc.saved_state import labelled, share_of
 from dgc.sources import Movement, check_trained
 from dgc.wiring import check, groups_of, pairs, regroup, wire

@@ -13,11 +13,11 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from dgc.algorithms.deep_gradient_compression import deep_gradient_compression
-from dgc.closures import check_evaluations, mean_loss, needs_closure
 from dgc.composition import Composition
 from dgc.engines import Engine, create
 from dgc.handshake import broadcast_tensors, gather_states
 from dgc.optim import DGCSGD
+from dgc.optim.closures import check_evaluations, mean_loss, needs_closure
 from dgc.profile import Profile
 from dgc.saved_state import (
     EMPTY,

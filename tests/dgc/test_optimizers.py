@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import dgc
-from dgc.closures import needs_closure
 from dgc.compressors import TopK
 from dgc.exchanges import AllGather
 from dgc.memory import MomentumCorrection, Residual
+from dgc.optim.closures import needs_closure
 from dgc.planner import PerTensor
 from dgc.rules import LayerRules
 from dgc.schedule import DensitySchedule

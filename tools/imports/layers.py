@@ -16,7 +16,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ('dgc.planner',),
     ('dgc.composition',),
     # What runs them.
-    ('dgc.reducer', 'dgc.optim', 'dgc.closures'),
+    ('dgc.reducer', 'dgc.optim'),
     ('dgc.calibration',),
     ('dgc.wiring',),
     ('dgc.sources', 'dgc.wrapper', 'dgc.algorithms.table'),
