@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -21,6 +21,7 @@ PROGRAM = 'bench.optimizers'
 NAMES = (
     'adamw', 'adam', 'nadam', 'rmsprop', 'adafactor', 'muon+adamw', 'sgd', 'dgcsgd',
 )  # fmt: skip
+SHORTEST = 10_000  # bytes of a text: of fewer too few would be left for validation
 Result = dict[str, Any]  # a line of the results: a Run and what it came to
 EXAMPLES = f"""\
 example: Shakespeare's works in one file of 1.1 MB, 1 % of the gradient, two seeds:
@@ -59,12 +60,14 @@ def parse(argv: Sequence[str]) -> Namespace:
             parser.error(f'--only: there is no row {name!r}: there are {", ".join(NAMES)}')
     try:
         arguments.warmups = [non_negative(each) for each in names(arguments.warmup_steps)]
-    except ValueError:
-        parser.error(f'--warmup-steps: {arguments.warmup_steps!r} is not a list of numbers')
+    except (ValueError, ArgumentTypeError):
+        parser.error(f'--warmup-steps: {arguments.warmup_steps!r} is not a list of whole numbers')
     if not 0 < arguments.density < 1:
         parser.error(f'--density must be above 0 and below 1, got {arguments.density}')
     if not arguments.text.is_file():
         parser.error(f'--text: there is no file {arguments.text}')
+    if arguments.text.stat().st_size < SHORTEST:
+        parser.error(f'--text: {arguments.text} has less than {SHORTEST} bytes')
     if not arguments.results.absolute().parent.is_dir():
         parser.error(f'--results: there is no folder {arguments.results.absolute().parent}')
     return arguments
