@@ -340,7 +340,7 @@ class CompressionState:
         engine = self._engine_for(group, named[0][1].device)
         self.reducer, self.plan = wire(
             groups, named, composition, engine, self._given_steps_per_epoch, profile=profile,
-            agreed={'the optimizers': groups.name, 'the scaler': str(self._scaling)},
+            agreed={'the optimizers': groups.name, 'the GradScaler': str(self._scaling)},
         )  # fmt: skip
         self.reducer.find_unused, self.reducer.scaling = True, self._scaling
         for index, bucket in enumerate(self.reducer.buckets):

@@ -116,7 +116,7 @@ class DistributedOptimizer(Wrapper):
         engine = engine or create(device=named[0][1].device)
         self.reducer, self.plan = wire(
             optimizer, named, composition, engine, steps_per_epoch, configuration, profile,
-            agreed={'find_unused': str(find_unused), 'the scaler': str(self.scaling)},
+            agreed={'find_unused': str(find_unused), 'the GradScaler': str(self.scaling)},
         )  # fmt: skip
         self.engine = self.reducer.engine
         self.reducer.find_unused = find_unused
