@@ -50,7 +50,8 @@ class Bucket:
     Gradients are read where autograd stored them, without a copy (``pieces``). A part that needs
     one flat ``gradient`` has them copied, once a step, into storage of the bucket's own. Gradients
     are copied as they come where that is to be expected: in a bucket that is never compressed, and
-    where no kernel reads pieces. A gradient that shares its memory with another tensor, as
+    where no kernel reads pieces. A sparse gradient is copied as a dense one, and its result is made
+    sparse. A gradient that shares its memory with another tensor, as
     autograd's may, is copied too, since the result is written to it. Elements are in the
     parameters' logical order, whatever their memory format.
 
@@ -359,7 +360,12 @@ class Bucket:
             if len(self._lent) == len(self.members):
                 self._own = None  # from uncompressed steps before this one
         for member in self.members:
-            if member.name not in self._lent:
+            if member.name in self._lent:
+                continue
+            grad = member.parameter.grad
+            if grad is not None and grad.is_sparse:
+                member.parameter.grad = self._part(member).to_sparse(grad.sparse_dim())
+            else:
                 member.parameter.grad = self._part(member).data
                 self._shows_own = True
 

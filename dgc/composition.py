@@ -99,6 +99,11 @@ class Composition:
                 f'{compressor} makes {payload.value} ones: {remedy}'
             )
         written = self.exchange.writes(payload)
+        if written is None and self.codec.values != 'fp32':
+            raise ValueError(
+                f'values={self.codec.values!r} has no effect with {exchange}, which sends float32 '
+                'without a codec: leave it out'
+            )
         if written is not None and (written is Payload.DENSE) != (self.codec.indices == 'none'):
             indices = "'none'" if written is Payload.DENSE else "'int64', 'int32' or 'packed'"
             raise ValueError(

@@ -18,13 +18,14 @@ from torch.optim import Optimizer
 from dgc.checks import check_part
 from dgc.composition import Composition
 from dgc.engines import Engine, create
-from dgc.handshake import broadcast_tensors
+from dgc.handshake import broadcast_tensors, gather_states
 from dgc.optim import DGCSGD, OneBitAdam
 from dgc.optim.closures import refuse_closures
-from dgc.saved_state import labelled, share_of
+from dgc.ownership import Guard, check_free, release, take, weakly
+from dgc.saved_state import join_ranks, labelled, share_of
 from dgc.scaling import called_by_scaler, step_scaled
 from dgc.sources import Movement, check_trained
-from dgc.wiring import check, groups_of, pairs, regroup, wire
+from dgc.wiring import check, groups_of, pairs, regroup, trained, wire
 from dgc.wrapper import Wrapper
 
 
@@ -96,6 +97,7 @@ class LocalSteps(Wrapper):
             )
         if groups_of(inner).keys() != groups_of(outer).keys():
             raise ValueError('inner and outer must update the same parameters')
+        check_free((name, parameter) for name, parameter, _ in trained(outer, named))
         super().__init__(inner.param_groups, inner.defaults)
         self.inner, self.outer, self.every = inner, outer, every
         self._use(self.inner)
@@ -113,17 +115,24 @@ class LocalSteps(Wrapper):
         self._names = {parameter: name for name, parameter in named}
         self._wrapped = {member.parameter for member in self.source.members}
         self._handles = [
-            inner.register_load_state_dict_post_hook(lambda _: self._use(self.inner)),
-            outer.register_load_state_dict_post_hook(
-                lambda _: regroup(self.reducer.buckets, self.outer)
-            ),
+            inner.register_load_state_dict_post_hook(weakly(self._regroup)),
+            outer.register_load_state_dict_post_hook(weakly(self._regroup)),
         ]
+        self._guard = Guard(inner, self)
+        take(self, self._wrapped)
+
+    def _regroup(self) -> None:
+        """Use the optimizers' groups and state, which loading replaces by new objects."""
+        self._use(self.inner)
+        regroup(self.reducer.buckets, self.outer)
 
     def detach(self) -> None:
         """Remove the hooks from both optimizers, to wrap them again."""
         self.reducer.release()
         while self._handles:
             self._handles.pop().remove()
+        self._guard.remove()
+        release(self._wrapped)
 
     # A GradScaler then calls ``step()`` after an overflow, too, so that the step is counted.
     _step_supports_amp_scaling = True
@@ -139,7 +148,8 @@ class LocalSteps(Wrapper):
                 then holds θ_s.
         """
         with called_by_scaler(self):
-            loss = step_scaled(self, self.inner, closure)
+            with self._guard.opened():
+                loss = step_scaled(self, self.inner, closure)
             self.steps += 1
             self.reducer.count_local_step()
             if self.steps % self.every == 0:
@@ -211,8 +221,19 @@ class LocalSteps(Wrapper):
             'size': self.engine.size,
         }
 
+    def gather_state_dict(self) -> dict[str, Any]:
+        """Return the state with the residuals of all ranks, for one file and any later world size.
+        A collective.
+
+        Between two outer steps it has this rank's inner optimizer and step, from which this rank
+        alone goes on within the round.
+        """
+        own = self.state_dict()
+        device = self.reducer.buckets[0].device
+        return {**own, **join_ranks(gather_states(self.engine, {'ranks': own['ranks']}, device))}
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what ``state_dict()`` returned. The model's state must be loaded before.
+        """Restore what ``state_dict()`` or ``gather_state_dict()`` returned. The model's state must be loaded before.
 
         Where another rank or another number of ranks saved it, the model goes on from θ_s: the
         local steps since then belong to that rank. Residuals are loaded by

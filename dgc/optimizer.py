@@ -18,8 +18,10 @@ from dgc.algorithms.deep_gradient_compression import deep_gradient_compression
 from dgc.composition import Composition
 from dgc.engines import Engine, create
 from dgc.handshake import broadcast_tensors, gather_states
+from dgc.horovod_settings import check_settings
 from dgc.optim import DGCSGD
 from dgc.optim.closures import check_evaluations, mean_loss, needs_closure
+from dgc.ownership import Guard, check_free, release, take, weakly
 from dgc.profile import Profile
 from dgc.saved_state import (
     EMPTY,
@@ -32,7 +34,15 @@ from dgc.saved_state import (
 )
 from dgc.scaling import check_step, scaling_of, wait_in
 from dgc.sources import GradientHooks
-from dgc.wiring import check, check_momentum_once, pairs, regroup, trained, wire
+from dgc.wiring import (
+    check,
+    check_batches,
+    check_momentum_once,
+    regroup,
+    trained,
+    wire,
+    with_names,
+)
 from dgc.wrapper import Wrapper
 
 
@@ -59,14 +69,23 @@ class DistributedOptimizer(Wrapper):
     A step can be given up with ``discard()`` or ``zero_grad()``, and ``no_sync()`` is for backward
     passes that are no part of a step.
 
+    A sparse gradient, as of ``Embedding(sparse=True)``, is averaged as a dense one, and its mean is
+    sparse again.
+
+    The settings of Horovod's DistributedOptimizer are understood: those that ask for what is done
+    here anyway are accepted, and others are refused with what to use instead.
+
     Args:
-        optimizer: Applies the mean gradient: DGCSGD where the memory holds the momentum.
-        named_parameters: Of the whole model; all that ``optimizer`` updates must be among them.
+        optimizer: Applies the mean gradient: DGCSGD where the memory holds the momentum. Only the
+            wrapper may call its ``step()``.
+        named_parameters: Of the whole model; all that ``optimizer`` updates must be among them. By
+            default those of ``optimizer``, named by their place in its groups; rank 0's values of
+            other parameters are then not broadcast.
         composition: By default Deep Gradient Compression at a density of 0.1 %.
         engine: By default that of ``dgc.create()``. Of several optimizers on one engine, each one
             but the first uses a duplicate of it; all ranks make them, and call their ``step()``, in
             the same order.
-        batches_per_step: Backward passes whose gradients are accumulated before they are sent.
+        batches_per_step: Backward passes whose gradients are summed before they are sent.
         steps_per_epoch: The number of optimizer steps in an epoch of the composition's schedule.
         configuration: Any text that must be the same on all ranks.
         profile: Measures a step of the model, for planners that need times; see ``dgc.profile``.
@@ -87,15 +106,15 @@ class DistributedOptimizer(Wrapper):
 
     Raises:
         TypeError: Where a setting is of a wrong type.
-        ValueError: Where settings contradict each other, or parameters are of a type that cannot be
-            averaged, such as complex64.
+        ValueError: Where settings contradict each other, parameters are of a type that cannot be
+            averaged, such as complex64, or another wrapper has them.
         HandshakeError: Where ranks differ.
     """
 
     def __init__(
         self,
         optimizer: Optimizer,
-        named_parameters: Iterable[tuple[str, Parameter]],
+        named_parameters: Iterable[tuple[str, Parameter]] | None = None,
         composition: Composition | None = None,
         engine: Engine | None = None,
         batches_per_step: int = 1,
@@ -104,15 +123,20 @@ class DistributedOptimizer(Wrapper):
         profile: Callable[[], Profile] | None = None,
         find_unused: bool = True,
         scaler: GradScaler | None = None,
+        **horovod: Any,
     ) -> None:
+        batches_per_step = horovod.pop('backward_passes_per_step', batches_per_step)
+        check_settings(horovod)
         composition = deep_gradient_compression() if composition is None else composition
-        named = pairs(named_parameters)
+        named = with_names(optimizer, named_parameters)
+        check_batches(batches_per_step)
         check(optimizer, named, composition, steps_per_epoch)
         self.scaler = scaler
         self.scaling = scaling_of(scaler, [(name, p) for name, p, _ in trained(optimizer, named)])
         if self.scaling is not None:
             composition = replace(composition, nonfinite='skip')
         check_evaluations(optimizer, composition)
+        check_free((name, parameter) for name, parameter, _ in trained(optimizer, named))
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.optimizer = optimizer
         self._use(self.optimizer)
@@ -133,7 +157,10 @@ class DistributedOptimizer(Wrapper):
         if scaler is not None:
             wait_in(scaler)
         self._synchronized: bool | None = None
-        self._handle = optimizer.register_load_state_dict_post_hook(lambda _: self._regroup())
+        self._needs_synchronized = False
+        self._handle = optimizer.register_load_state_dict_post_hook(weakly(self._regroup))
+        self._guard = Guard(optimizer, self)
+        take(self, self._parameters)
         # Views of a bucket have the parameters' logical order. Autograd warns where a parameter's
         # memory is in another, such as channels_last.
         warnings.filterwarnings('ignore', 'grad and param do not obey the gradient layout')
@@ -150,6 +177,23 @@ class DistributedOptimizer(Wrapper):
         self.source.detach()
         self.reducer.release()
         self._handle.remove()
+        self._guard.remove()
+        release(self._parameters)
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Set ``batches_per_step`` from the next step on, as in Horovod.
+
+        Raises:
+            RuntimeError: After the first backward pass of a step.
+        """
+        check_batches(passes)
+        if self.source.has_begun:
+            raise RuntimeError(
+                'set_backward_passes_per_step() within a step: call it before the first backward '
+                'pass, or after step()'
+            )
+        self.batches_per_step = passes
+        self.source.expect(passes)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Release the gradients, or zero them in place.
@@ -216,6 +260,21 @@ class DistributedOptimizer(Wrapper):
             self._synchronized = usable
         return self._synchronized
 
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Return a context in which ``step()`` refuses to wait for other ranks, as in Horovod.
+
+        It need not be used here, since ``step()`` does not repeat ``synchronize()``.
+
+        Raises:
+            RuntimeError: In ``step()``, without ``synchronize()`` before it.
+        """
+        self._needs_synchronized = True
+        try:
+            yield
+        finally:
+            self._needs_synchronized = False
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Wait for the mean gradients and apply them.
 
@@ -236,9 +295,10 @@ class DistributedOptimizer(Wrapper):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._check_rate()
+        self._check_made_by_loop()
         if self.synchronize():
-            self.optimizer.step()
+            with self._guard.opened():
+                self.optimizer.step()
         self._end_step()
         return loss
 
@@ -247,7 +307,8 @@ class DistributedOptimizer(Wrapper):
         if closure is None:
             name = type(self.optimizer).__name__
             raise TypeError(f'step() of {name} needs a closure that computes loss and gradients')
-        loss = self.optimizer.step(partial(self._evaluate, closure))
+        with self._guard.opened():
+            loss = self.optimizer.step(partial(self._evaluate, closure))
         self._end_step()
         return loss
 
@@ -258,23 +319,35 @@ class DistributedOptimizer(Wrapper):
         self._begin_step()
         return mean_loss(self.engine, loss, self.buckets[0].device)
 
-    def _check_rate(self) -> None:
-        """Raise RuntimeError for a step that sends residuals and multiplies them by 0.
+    def _check_made_by_loop(self) -> None:
+        """Raise RuntimeError for a step that is not one of the training loop.
 
-        ``torch.distributed.checkpoint.state_dict`` takes such a step, to create state.
+        ``torch.distributed.checkpoint.state_dict`` and ``hvd.broadcast_optimizer_state`` take a
+        step to create state, the latter on some ranks only. The former's, at a rate of 0, would
+        send residuals and multiply them by 0.
         """
-        if self.source.has_begun or self._synchronized is not None:
+        if self._synchronized is not None:
             return
-        groups = self.param_groups
-        has_gradients = all(
-            p.grad is not None for g in groups for p in g['params'] if p.requires_grad
-        )
-        if has_gradients and not any(float(group.get('lr', 1)) for group in groups):
+        if self._needs_synchronized:
+            raise RuntimeError(
+                "step() within skip_synchronize() would apply this rank's own gradients: call "
+                'synchronize() before it'
+            )
+        gradients = [parameter.grad for parameter in self._parameters if parameter.requires_grad]
+        if self.source.has_begun or any(gradient is None for gradient in gradients):
+            return
+        if not any(float(group.get('lr', 1)) for group in self.param_groups):
             raise RuntimeError(
                 'step() at a learning rate of 0, without backward(), would send residuals and lose '
                 'them. Where torch.distributed.checkpoint.state_dict made this call, to create the '
                 "optimizer's state: give DistributedOptimizer itself to "
                 "torch.distributed.checkpoint.save(), as {'optimizer': optimizer}"
+            )
+        if not self.state and not self.steps and not any(bool(g.any()) for g in gradients):
+            raise RuntimeError(
+                'step() before any backward(), with gradients of zeros, would wait for ranks that '
+                'have state already. Where hvd.broadcast_optimizer_state() made this call, to '
+                "create the optimizer's state: call optimizer.broadcast_state() in its place"
             )
 
     @property
@@ -316,6 +389,11 @@ class DistributedOptimizer(Wrapper):
         with self.source.paused():
             yield
 
+    @property
+    def _parameters(self) -> list[Parameter]:
+        """Those that are trained."""
+        return [member.parameter for bucket in self.buckets for member in bucket.members]
+
     @contextmanager
     def agreed_parameters(self) -> Iterator[None]:
         """Return an empty context: the model always holds the parameters common to all ranks."""
@@ -354,6 +432,20 @@ class DistributedOptimizer(Wrapper):
         ranks = gather_states(self.engine, {'ranks': own['ranks']}, self.buckets[0].device)
         state = self._with_momentum(own['state'])
         return {**own, **join_ranks(ranks), 'state': state, 'entries': count_entries(state)}
+
+    def broadcast_state(self, root: int = 0) -> None:
+        """Give all ranks the wrapped optimizer's state and settings, and the step, of rank ``root``.
+        A collective, in the place of ``hvd.broadcast_optimizer_state``.
+
+        For programs in which ``root`` alone loads a checkpoint. Memories stay, except on ranks that
+        are at another step than ``root``: these have not loaded what it has, and load its state.
+        """
+        ours = self.state_dict() if self.engine.rank == root else {'steps': self.steps}
+        theirs = gather_states(self.engine, ours, self.buckets[0].device)[root]
+        if self.steps != theirs['steps']:
+            self.load_state_dict(theirs)
+        elif self.engine.rank != root:
+            self.optimizer.load_state_dict(state_of_wrapped(theirs))
 
     def _with_momentum(self, state: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
         """Add to DGCSGD's state the ``momentum_buffer`` of SGD. A collective."""

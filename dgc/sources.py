@@ -86,6 +86,10 @@ class GradientHooks(Source):
                 handle = member.parameter.register_post_accumulate_grad_hook(hook)
                 self._handles.append(handle)
 
+    def expect(self, batches_per_step: int) -> None:
+        """Set the number of backward passes of each step from the next one on."""
+        self._batches_per_step = batches_per_step
+
     def begin(self) -> None:
         """Expect ``batches_per_step`` gradients of every parameter."""
         buckets = self._reducer.buckets

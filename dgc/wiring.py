@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from dgc.bucket_spec import BucketSpec, ParameterSpec
 from dgc.buckets import Bucket
 from dgc.calibration import calibrate_path
-from dgc.checks import check_part, shortened
+from dgc.checks import check_number, check_part, shortened
 from dgc.composition import Composition, describe
 from dgc.engines.base import Engine
 from dgc.engines.torch_distributed import check_size
@@ -290,6 +290,27 @@ def pairs(named_parameters: Iterable[tuple[str, Parameter]]) -> list[tuple[str, 
     if not named:
         raise ValueError(f'named_parameters is empty; a generator can be read only once: {remedy}')
     return named
+
+
+def with_names(
+    optimizer: Optimizer, named_parameters: Iterable[tuple[str, Parameter]] | None
+) -> list[tuple[str, Parameter]]:
+    """Return ``named_parameters``, or those of ``optimizer`` by their place in its groups."""
+    if named_parameters is not None:
+        return pairs(named_parameters)
+    check_part('optimizer', optimizer, Optimizer, 'torch.optim.SGD(model.parameters(), lr=0.1)')
+    return [
+        (f'parameter {index} of group {number}', parameter)
+        for number, group in enumerate(optimizer.param_groups)
+        for index, parameter in enumerate(group['params'])
+    ]
+
+
+def check_batches(batches_per_step: int) -> None:
+    """Raise ValueError for fewer than one backward pass per step."""
+    check_number('batches_per_step', batches_per_step)
+    if batches_per_step < 1:
+        raise ValueError(f'batches_per_step must be at least 1, got {batches_per_step}')
 
 
 def check_dtypes(parameters: Sequence[Named]) -> None:

@@ -163,6 +163,7 @@ class Engine(ABC):
         user: returns the reducer that submits its buckets here, or None where there is none.
         is_shared: whether there are duplicates of this engine, or it is one: several reducers of
             this process send at a time.
+        is_closed: whether ``close()`` was called.
     """
 
     name = ''
@@ -177,6 +178,7 @@ class Engine(ABC):
         self.bucket = ''
         self.user: Callable[[], object] = no_user
         self.is_shared = False
+        self.is_closed = False
         self._duplicates: list[Engine] = []
         self._calls = 0
         self._running: Callable[[], Any] | None = None  # the call that is not complete
@@ -241,10 +243,12 @@ class Engine(ABC):
         self._call(self._barrier, 0, 0, 0)
 
     def close(self) -> None:
-        """Leave the group once all submitted jobs are done. Later calls raise EngineError.
+        """Leave the group once all submitted jobs are done. Later calls raise EngineError, but for
+        this one.
 
         Not to be called after an error: peers may have died, and this would wait for them.
         """
+        self.is_closed = True
         for duplicate in self._duplicates:
             duplicate.close()
         if self._thread is not None:

@@ -113,6 +113,8 @@ class HorovodEngine(Engine):
 
     def close(self) -> None:
         """Shut Horovod down, unless another engine uses it."""
+        if self.is_closed:
+            return
         if self._watch is not None:
             self._watch.stop()
         super().close()

@@ -220,6 +220,8 @@ class TorchEngine(Engine):
     def close(self) -> None:
         """Destroy the group that this engine made; the last engine, also a default group that one
         of them made."""
+        if self.is_closed:
+            return
         if self._watch is not None:
             self._watch.stop()
         super().close()

@@ -11,7 +11,7 @@ from dgc.clipping import ClipByGlobalNorm, ClipByModelNorm, ClipByNorm, ClipByVa
 from dgc.codec import INDICES, VALUES, Codec, Unbiased
 from dgc.composition import Composition, describe
 from dgc.compressors import BlockTopK, Dense, SampledTopK, TopK
-from dgc.exchanges import AllGather, AllReduce, GTopK, RandomK, Scale
+from dgc.exchanges import AllGather, AllReduce, ChunkAllReduce, GTopK, PowerSGD, RandomK, Scale
 from dgc.memory import MomentumCorrection, NoMemory, Residual
 from dgc.planner import PerTensor
 from dgc.rules import LayerRules
@@ -253,7 +253,14 @@ class TestPartsThatDoNotFit:
         with pytest.raises(ValueError, match=r"'qsgd4' is unbiased, .* Residual can feed back"):
             Composition(**parts, memory=Residual(), codec=Codec('qsgd4', 'int32'))
         Composition(**parts, memory=NoMemory(), codec=Codec('qsgd4', 'int32'))
-        Composition(memory=Residual(), codec=Codec('qsgd4', 'int32'))  # AllReduce writes none
+
+    @pytest.mark.parametrize('exchange', [AllReduce(), ChunkAllReduce(), PowerSGD(), RandomK()])
+    @pytest.mark.parametrize('values', ['fp16', 'int4', 'qsgd4'])
+    def test_a_coding_of_values_where_no_codec_is_involved(self, exchange, values):
+        name = type(exchange).__name__
+        message = f"values='{values}' has no effect with {name}, which sends float32"
+        with pytest.raises(ValueError, match=message):
+            Composition(memory=Residual(), codec=Codec(values, 'int32'), exchange=exchange)
 
     def test_an_unbiased_exchange_under_error_feedback(self):
         parts = {'compressor': Dense(), 'exchange': RandomK(unbiased=True)}
