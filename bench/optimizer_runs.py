@@ -88,7 +88,7 @@ ROWS = {
     'adam': Row(single(torch.optim.Adam), 3e-3),
     'nadam': Row(single(torch.optim.NAdam), 3e-3),
     'rmsprop': Row(single(torch.optim.RMSprop), 3e-3),
-    'adafactor': Row(single(torch.optim.Adafactor), 3e-2),
+    'adafactor': Row(single(torch.optim.Adafactor), 0.1),
     'muon+adamw': Row(muon_and_adamw, 3e-3),
     'sgd': Row(single(SGD), 0.3),
     'dgcsgd': Row(single(dgc.DGCSGD, momentum=0.9), 0.3, MomentumCorrection),

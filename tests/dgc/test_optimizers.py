@@ -137,7 +137,9 @@ class Ran(NamedTuple):
     means: list[list[Tensor]]
 
 
-def run(name: str, parts: Callable[[], dgc.Composition], engine: dgc.Engine) -> Ran:
+def run(
+    name: str, parts: Callable[[], dgc.Composition], engine: dgc.Engine, steps: int = STEPS
+) -> Ran:
     """Train as one rank; note the mean gradient of each exchange, in the order of parameters."""
     loop, means = wrapped(name, parts, engine), []
 
@@ -148,7 +150,7 @@ def run(name: str, parts: Callable[[], dgc.Composition], engine: dgc.Engine) -> 
 
     last = loop.optimizers[-1]  # all have synchronized after it
     last.synchronize = partial(noted, last.synchronize)
-    losses = [loop.take(step, batch(engine.rank, step)).item() for step in range(STEPS)]
+    losses = [loop.take(step, batch(engine.rank, step)).item() for step in range(steps)]
     return Ran(loop, losses, means)
 
 
@@ -170,17 +172,27 @@ def test_with_all_elements_sent_it_is_the_optimizer_on_the_whole_batch(name):
 
 @every_optimizer
 def test_means_and_residuals_are_all_gradients(name):
-    ran = dgc.simulate(RANKS, partial(run, name, partial(composition, 0.05)))
+    assert_conserving(name, partial(composition, 0.05))
+
+
+def assert_conserving(name: str, parts: Callable[[], dgc.Composition], steps: int = STEPS) -> None:
+    """Train two ranks; what they applied and kept must be the mean of all gradients."""
+    ran = dgc.simulate(RANKS, partial(run, name, parts, steps=steps))
     assert all(map(torch.equal, ran[0].loop.values, ran[1].loop.values))
-    gradients = [sum(each) for ran_ in ran for each in zip(*ran_.loop.local, strict=True)]
-    means = [sum(each) for each in zip(*ran[0].means, strict=True)]
-    kept = [residuals(each.loop) for each in ran]
-    assert any(float(each.abs().max()) > 0 for each in kept[0])
-    count = len(means)
-    for number, mean in enumerate(means):
-        owed = sum(gradients[rank * count + number] for rank in range(RANKS)) / RANKS
-        held = sum(kept[rank][number] for rank in range(RANKS)) / RANKS
-        torch.testing.assert_close(mean + held, owed, rtol=1e-6, atol=1e-6)
+    owed = mean_over_ranks([total(each.loop.local) for each in ran])
+    held = mean_over_ranks([residuals(each.loop) for each in ran])
+    assert any(bool(each.any()) for each in held)
+    for mean, kept, gradient in zip(total(ran[0].means), held, owed, strict=True):
+        torch.testing.assert_close(mean + kept, gradient, rtol=1e-6, atol=1e-6)
+
+
+def total(exchanges: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """The sum over exchanges, by parameter."""
+    return [sum(each) for each in zip(*exchanges, strict=True)]
+
+
+def mean_over_ranks(ranks: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    return [each / RANKS for each in total(ranks)]
 
 
 def residuals(loop: Loop) -> list[Tensor]:
@@ -196,12 +208,18 @@ def residuals(loop: Loop) -> list[Tensor]:
 
 @every_optimizer
 def test_a_saved_state_changes_nothing(name):
+    assert_resuming(name, partial(composition, 0.1))
+
+
+def assert_resuming(name: str, parts: Callable[[], dgc.Composition]) -> None:
+    """Train two ranks, and two more from their files; the parameters must be the same bits."""
+
     def worker(engine: dgc.Engine) -> tuple[list[Tensor], list[Tensor]]:
-        first = run(name, partial(composition, 0.1), engine).loop
+        first = run(name, parts, engine).loop
         file = io.BytesIO()
         states = [optimizer.state_dict() for optimizer in first.optimizers]
         torch.save({'model': first.network.state_dict(), 'optimizers': states}, file)
-        second = wrapped(name, partial(composition, 0.1), engine)
+        second = wrapped(name, parts, engine)
         file.seek(0)
         saved = torch.load(file, weights_only=True)
         second.network.load_state_dict(saved['model'])
@@ -215,6 +233,32 @@ def test_a_saved_state_changes_nothing(name):
 
     for first, second in dgc.simulate(RANKS, worker):
         assert all(map(torch.equal, first, second))
+
+
+class TestWarmUpOverSteps:
+    """The default compressor, at a density that changes in every step."""
+
+    def falling(self, always_sparse: bool) -> dgc.Composition:
+        return dgc.deep_gradient_compression(
+            0.05,
+            warmup_steps=STEPS + 1,
+            memory=Residual(),
+            rules=LayerRules(min_dims=0),
+            always_sparse=always_sparse,
+        )
+
+    @pytest.mark.parametrize('always_sparse', [False, True])
+    @pytest.mark.parametrize('name', ['AdamW', 'LBFGS'])
+    def test_it_loses_nothing(self, name, always_sparse):
+        assert_conserving(name, partial(self.falling, always_sparse), steps=STEPS + 3)
+
+    def test_it_goes_on_from_a_saved_state(self):
+        assert_resuming('AdamW', partial(self.falling, True))
+
+    def test_a_hook_needs_no_length_of_an_epoch_for_it(self):
+        assert dgc.hooks.CompressionState(self.falling(False)).steps == 0
+        with pytest.raises(ValueError, match='needs steps_per_epoch: give it, or set warmup_steps'):
+            dgc.hooks.CompressionState(dgc.deep_gradient_compression(0.05, warmup_epochs=2))
 
 
 @every_optimizer
