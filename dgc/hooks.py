@@ -34,6 +34,7 @@ from dgc.wiring import (
     check_dtypes,
     check_momentum,
     check_names,
+    check_present_momentum,
     check_schedule,
     groups_of,
     trained,
@@ -429,6 +430,7 @@ class CompressionState:
             self._optimizers.append(optimizer)
             self._adopt(optimizer)
         if self._kinds.setdefault(optimizer, False):
+            check_present_momentum(optimizer, self.composition)
             self._has_stepped = self._stepped = True
 
     def _check(self, optimizer: Optimizer) -> None:

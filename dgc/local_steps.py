@@ -23,7 +23,7 @@ from dgc.optim import DGCSGD, OneBitAdam
 from dgc.optim.closures import refuse_closures
 from dgc.saved_state import labelled, share_of
 from dgc.sources import Movement, check_trained
-from dgc.wiring import check, groups_of, pairs, regroup, wire
+from dgc.wiring import check, check_present_momentum, groups_of, pairs, regroup, wire
 from dgc.wrapper import Wrapper
 
 
@@ -146,6 +146,7 @@ class LocalSteps(Wrapper):
         """
         rounds = -(-self.steps // self.every) - 1
         self.reducer.set_densities(max(rounds, 0), self._rounds_per_epoch)
+        check_present_momentum(self.outer, self.composition)
         check_trained(self.inner, self._wrapped, self._names)
         progress = self.reducer.progress
         counted = progress.steps, progress.dense_sent

@@ -29,7 +29,14 @@ from dgc.saved_state import (
     state_of_wrapped,
 )
 from dgc.sources import GradientHooks
-from dgc.wiring import check, check_momentum_once, pairs, regroup, wire
+from dgc.wiring import (
+    check,
+    check_momentum_once,
+    check_present_momentum,
+    pairs,
+    regroup,
+    wire,
+)
 from dgc.wrapper import Wrapper
 
 
@@ -202,7 +209,10 @@ class DistributedOptimizer(Wrapper):
 
         Raises:
             TypeError: Without a closure where the optimizer needs one.
+            ValueError: Where a scheduler has set a momentum that would be applied twice, or not at
+                all.
         """
+        check_present_momentum(self.optimizer, self.composition)
         if needs_closure(self.optimizer):
             return self._step_by_evaluations(closure)
         loss = None

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from dgc_helpers import exact, parameters
+from dgc_helpers import exact, parameters, train, values
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -287,6 +287,57 @@ def test_a_refused_momentum_names_what_fits_the_optimizer(name, remedy):
 def test_a_first_moment_on_top_of_demo_is_refused(name):
     with pytest.raises(ValueError, match=rf'{name} would apply another \(beta1=0.9\)'):
         wrapped(name, dgc.ALGORITHMS['demo'].make, dgc.engines.LocalEngine())
+
+
+class TestSchedulersOfMomentum:
+    """OneCycleLR changes the momentum too, by default."""
+
+    def cycled(self, optimizer: Optimizer) -> torch.optim.lr_scheduler.OneCycleLR:
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
+
+    @pytest.mark.parametrize(
+        ('kind', 'parts', 'reason'),
+        [
+            (torch.optim.SGD, exact, 'MomentumCorrection holds the momentum and SGD would apply'),
+            (torch.optim.RMSprop, exact, 'MomentumCorrection holds the momentum and RMSprop'),
+            (dgc.DGCSGD, partial(exact, memory=Residual()), 'DGCSGD leaves momentum to the memory'),
+            (torch.optim.SGD, dgc.ALGORITHMS['demo'].make, 'DecoupledMomentum has a momentum of'),
+        ],
+    )
+    def test_a_momentum_that_comes_later_is_refused_at_the_step(self, kind, parts, reason):
+        named = parameters()
+        inner = kind([p for _, p in named], lr=0.1)
+        optimizer = dgc.DistributedOptimizer(inner, named, parts())
+        train(optimizer, named, 1)
+        before = values(named)
+        self.cycled(optimizer)
+        with pytest.raises(ValueError, match=reason):
+            train(optimizer, named, 1)
+        assert all(map(torch.equal, values(named), before))
+
+    def test_an_outer_momentum_that_comes_later_is_refused_at_the_outer_step(self):
+        named = parameters()
+        inner, outer = (torch.optim.SGD([p for _, p in named], lr=0.1) for _ in range(2))
+        optimizer = dgc.LocalSteps(inner, outer, named, exact(), every=2)
+        self.cycled(outer)
+        train(optimizer, named, 1)
+        with pytest.raises(ValueError, match='MomentumCorrection holds the momentum and SGD would'):
+            train(optimizer, named, 1)
+
+    def test_one_that_is_applied_once_is_used_as_it_is(self):
+        def trained(kind, parts):
+            named = parameters()
+            inner = kind([p for _, p in named], lr=0.1, momentum=0.9)
+            optimizer = dgc.DistributedOptimizer(inner, named, parts())
+            scheduler = self.cycled(optimizer)
+            for step in range(4):
+                train(optimizer, named, [step])
+                scheduler.step()
+            return values(named)
+
+        plain = trained(torch.optim.SGD, dgc.dense)
+        corrected = trained(dgc.DGCSGD, partial(dgc.deep_gradient_compression, 1))
+        torch.testing.assert_close(corrected, plain)
 
 
 def lbfgs(named) -> torch.optim.LBFGS:
