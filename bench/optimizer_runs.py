@@ -57,7 +57,8 @@ class Row(NamedTuple):
 
     Attributes:
         make: Returns the optimizers of named parameters, at a rate.
-        lr: The best of the rates that were tried without compression.
+        lr: Tuned without compression for AdamW, SGD and Adafactor; the others have that of the one
+            of their kind.
         memory: Makes the error feedback.
     """
 
