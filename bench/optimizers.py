@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PROGRAM = 'bench.optimizers'
 NAMES = (
-    'adamw', 'adam', 'nadam', 'rmsprop', 'adafactor', 'muon+adamw', 'sgd', 'dgcsgd',
+    'adamw', 'adam', 'nadam', 'rmsprop', 'adafactor', 'muon+adamw', 'sgd', 'dgcsgd', 'lbfgs',
 )  # fmt: skip
 SHORTEST = 10_000  # bytes of a text: of fewer too few would be left for validation
 Result = dict[str, Any]  # a line of the results: a Run and what it came to
@@ -30,7 +30,8 @@ example: Shakespeare's works in one file of 1.1 MB, 1 % of the gradient, two see
 rows: {', '.join(NAMES)}
 Each row is trained uncompressed, and once for each of --warmup-steps, with the same weights and the
 same batches. Runs that are in the file of --results already are not repeated, so a measurement
-that was interrupted goes on; a line is added after each run.
+that was interrupted goes on; a line is added after each run. A step of lbfgs evaluates several
+gradients, each of which is sent.
 """
 
 

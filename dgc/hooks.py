@@ -37,6 +37,7 @@ from dgc.wiring import (
     check_dtypes,
     check_momentum,
     check_names,
+    check_present_momentum,
     check_schedule,
     groups_of,
     trained,
@@ -447,6 +448,7 @@ class CompressionState:
             check_given(optimizer, self.scaler, 'CompressionState(…, scaler=scaler)')
             self._checked.add(optimizer)
         if self._kinds.setdefault(optimizer, False):
+            check_present_momentum(optimizer, self.composition)
             self._has_stepped = self._stepped = True
 
     def _check(self, optimizer: Optimizer) -> None:

@@ -25,7 +25,15 @@ from dgc.ownership import Guard, check_free, release, take, weakly
 from dgc.saved_state import join_ranks, labelled, share_of
 from dgc.scaling import called_by_scaler, step_scaled
 from dgc.sources import Movement, check_trained
-from dgc.wiring import check, groups_of, pairs, regroup, trained, wire
+from dgc.wiring import (
+    check,
+    check_present_momentum,
+    groups_of,
+    pairs,
+    regroup,
+    trained,
+    wire,
+)
 from dgc.wrapper import Wrapper
 
 
@@ -165,6 +173,7 @@ class LocalSteps(Wrapper):
         """
         rounds = -(-self.steps // self.every) - 1
         self.reducer.set_densities(max(rounds, 0), self._rounds_per_epoch)
+        check_present_momentum(self.outer, self.composition)
         check_trained(self.inner, self._wrapped, self._names)
         progress = self.reducer.progress
         counted = progress.steps, progress.dense_sent

@@ -38,6 +38,7 @@ from dgc.wiring import (
     check,
     check_batches,
     check_momentum_once,
+    check_present_momentum,
     regroup,
     trained,
     wire,
@@ -287,8 +288,11 @@ class DistributedOptimizer(Wrapper):
 
         Raises:
             TypeError: Without a closure where the optimizer needs one.
+            ValueError: Where a scheduler has set a momentum that would be applied twice, or not at
+                all.
         """
         check_step(self, closure)
+        check_present_momentum(self.optimizer, self.composition)
         if needs_closure(self.optimizer):
             return self._step_by_evaluations(closure)
         loss = None

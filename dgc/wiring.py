@@ -370,10 +370,8 @@ def check_names(optimizer: Optimizer, named: Sequence[tuple[str, Parameter]]) ->
 def check_momentum(optimizer: Optimizer, composition: Composition) -> None:
     """Raise ValueError where momentum would be applied twice, or not at all."""
     memory, exchange = type(composition.memory).__name__, type(composition.exchange).__name__
-    for group in optimizer.param_groups:
-        composition.memory.check(group.get('momentum', 0.0), group.get('nesterov', False))
+    check_present_momentum(optimizer, composition)
     composition.memory.check_optimizer(optimizer)
-    check_momentum_once(optimizer, optimizer.param_groups, composition)
     if isinstance(optimizer, OneBitAdam) and not isinstance(composition.memory, AveragedMomentum):
         raise ValueError(
             f'OneBitAdam expects momenta from the memory and {memory} sends none: use '
@@ -384,6 +382,16 @@ def check_momentum(optimizer: Optimizer, composition: Composition) -> None:
         if composition.exchange.loses:
             message = f'{exchange} loses part of what it cuts: use GlobalResiduals'
         warnings.warn(message, stacklevel=3)
+
+
+def check_present_momentum(optimizer: Optimizer, composition: Composition) -> None:
+    """Raise ValueError where the momentum that the groups have now is applied twice, or not at all.
+
+    Schedulers may change it: ``OneCycleLR`` sets that of an SGD without momentum to 0.95.
+    """
+    for group in optimizer.param_groups:
+        composition.memory.check(group.get('momentum', 0.0), group.get('nesterov', False))
+    check_momentum_once(optimizer, optimizer.param_groups, composition)
 
 
 def check_momentum_once(

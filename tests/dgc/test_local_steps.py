@@ -238,6 +238,16 @@ class TestCompression:
                 densities.append(optimizer.buckets[0].density)
         assert densities == [0.5, 0.5, 0.2, 0.2, 0.05]
 
+    def test_steps_of_a_warm_up_are_outer_steps(self):
+        named = parameters()
+        optimizer = local(named, composition=dgc_like(warmup_steps=2), every=3)
+        densities = []
+        for step in range(9):
+            train(optimizer, named, [step])
+            if (step + 1) % 3 == 0:
+                densities.append(optimizer.buckets[0].density)
+        assert densities == pytest.approx([0.05 ** (1 / 3), 0.05 ** (2 / 3), 0.05])
+
     def test_momentum_correction_takes_the_outer_optimizers_momentum(self):
         """Uncompressed, DGCSGD over it is SGD with the same momentum."""
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from dgc_helpers import exact, parameters
+from dgc_helpers import exact, parameters, train, values
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -137,7 +137,9 @@ class Ran(NamedTuple):
     means: list[list[Tensor]]
 
 
-def run(name: str, parts: Callable[[], dgc.Composition], engine: dgc.Engine) -> Ran:
+def run(
+    name: str, parts: Callable[[], dgc.Composition], engine: dgc.Engine, steps: int = STEPS
+) -> Ran:
     """Train as one rank; note the mean gradient of each exchange, in the order of parameters."""
     loop, means = wrapped(name, parts, engine), []
 
@@ -148,7 +150,7 @@ def run(name: str, parts: Callable[[], dgc.Composition], engine: dgc.Engine) -> 
 
     last = loop.optimizers[-1]  # all have synchronized after it
     last.synchronize = partial(noted, last.synchronize)
-    losses = [loop.take(step, batch(engine.rank, step)).item() for step in range(STEPS)]
+    losses = [loop.take(step, batch(engine.rank, step)).item() for step in range(steps)]
     return Ran(loop, losses, means)
 
 
@@ -170,17 +172,27 @@ def test_with_all_elements_sent_it_is_the_optimizer_on_the_whole_batch(name):
 
 @every_optimizer
 def test_means_and_residuals_are_all_gradients(name):
-    ran = dgc.simulate(RANKS, partial(run, name, partial(composition, 0.05)))
+    assert_conserving(name, partial(composition, 0.05))
+
+
+def assert_conserving(name: str, parts: Callable[[], dgc.Composition], steps: int = STEPS) -> None:
+    """Train two ranks; what they applied and kept must be the mean of all gradients."""
+    ran = dgc.simulate(RANKS, partial(run, name, parts, steps=steps))
     assert all(map(torch.equal, ran[0].loop.values, ran[1].loop.values))
-    gradients = [sum(each) for ran_ in ran for each in zip(*ran_.loop.local, strict=True)]
-    means = [sum(each) for each in zip(*ran[0].means, strict=True)]
-    kept = [residuals(each.loop) for each in ran]
-    assert any(float(each.abs().max()) > 0 for each in kept[0])
-    count = len(means)
-    for number, mean in enumerate(means):
-        owed = sum(gradients[rank * count + number] for rank in range(RANKS)) / RANKS
-        held = sum(kept[rank][number] for rank in range(RANKS)) / RANKS
-        torch.testing.assert_close(mean + held, owed, rtol=1e-6, atol=1e-6)
+    owed = mean_over_ranks([total(each.loop.local) for each in ran])
+    held = mean_over_ranks([residuals(each.loop) for each in ran])
+    assert any(bool(each.any()) for each in held)
+    for mean, kept, gradient in zip(total(ran[0].means), held, owed, strict=True):
+        torch.testing.assert_close(mean + kept, gradient, rtol=1e-6, atol=1e-6)
+
+
+def total(exchanges: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """The sum over exchanges, by parameter."""
+    return [sum(each) for each in zip(*exchanges, strict=True)]
+
+
+def mean_over_ranks(ranks: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    return [each / RANKS for each in total(ranks)]
 
 
 def residuals(loop: Loop) -> list[Tensor]:
@@ -196,12 +208,18 @@ def residuals(loop: Loop) -> list[Tensor]:
 
 @every_optimizer
 def test_a_saved_state_changes_nothing(name):
+    assert_resuming(name, partial(composition, 0.1))
+
+
+def assert_resuming(name: str, parts: Callable[[], dgc.Composition]) -> None:
+    """Train two ranks, and two more from their files; the parameters must be the same bits."""
+
     def worker(engine: dgc.Engine) -> tuple[list[Tensor], list[Tensor]]:
-        first = run(name, partial(composition, 0.1), engine).loop
+        first = run(name, parts, engine).loop
         file = io.BytesIO()
         states = [optimizer.state_dict() for optimizer in first.optimizers]
         torch.save({'model': first.network.state_dict(), 'optimizers': states}, file)
-        second = wrapped(name, partial(composition, 0.1), engine)
+        second = wrapped(name, parts, engine)
         file.seek(0)
         saved = torch.load(file, weights_only=True)
         second.network.load_state_dict(saved['model'])
@@ -215,6 +233,32 @@ def test_a_saved_state_changes_nothing(name):
 
     for first, second in dgc.simulate(RANKS, worker):
         assert all(map(torch.equal, first, second))
+
+
+class TestWarmUpOverSteps:
+    """The default compressor, at a density that changes in every step."""
+
+    def falling(self, always_sparse: bool) -> dgc.Composition:
+        return dgc.deep_gradient_compression(
+            0.05,
+            warmup_steps=STEPS + 1,
+            memory=Residual(),
+            rules=LayerRules(min_dims=0),
+            always_sparse=always_sparse,
+        )
+
+    @pytest.mark.parametrize('always_sparse', [False, True])
+    @pytest.mark.parametrize('name', ['AdamW', 'LBFGS'])
+    def test_it_loses_nothing(self, name, always_sparse):
+        assert_conserving(name, partial(self.falling, always_sparse), steps=STEPS + 3)
+
+    def test_it_goes_on_from_a_saved_state(self):
+        assert_resuming('AdamW', partial(self.falling, True))
+
+    def test_a_hook_needs_no_length_of_an_epoch_for_it(self):
+        assert dgc.hooks.CompressionState(self.falling(False)).steps == 0
+        with pytest.raises(ValueError, match='needs steps_per_epoch: give it, or set warmup_steps'):
+            dgc.hooks.CompressionState(dgc.deep_gradient_compression(0.05, warmup_epochs=2))
 
 
 @every_optimizer
@@ -243,6 +287,57 @@ def test_a_refused_momentum_names_what_fits_the_optimizer(name, remedy):
 def test_a_first_moment_on_top_of_demo_is_refused(name):
     with pytest.raises(ValueError, match=rf'{name} would apply another \(beta1=0.9\)'):
         wrapped(name, dgc.ALGORITHMS['demo'].make, dgc.engines.LocalEngine())
+
+
+class TestSchedulersOfMomentum:
+    """OneCycleLR changes the momentum too, by default."""
+
+    def cycled(self, optimizer: Optimizer) -> torch.optim.lr_scheduler.OneCycleLR:
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
+
+    @pytest.mark.parametrize(
+        ('kind', 'parts', 'reason'),
+        [
+            (torch.optim.SGD, exact, 'MomentumCorrection holds the momentum and SGD would apply'),
+            (torch.optim.RMSprop, exact, 'MomentumCorrection holds the momentum and RMSprop'),
+            (dgc.DGCSGD, partial(exact, memory=Residual()), 'DGCSGD leaves momentum to the memory'),
+            (torch.optim.SGD, dgc.ALGORITHMS['demo'].make, 'DecoupledMomentum has a momentum of'),
+        ],
+    )
+    def test_a_momentum_that_comes_later_is_refused_at_the_step(self, kind, parts, reason):
+        named = parameters()
+        inner = kind([p for _, p in named], lr=0.1)
+        optimizer = dgc.DistributedOptimizer(inner, named, parts())
+        train(optimizer, named, 1)
+        before = values(named)
+        self.cycled(optimizer)
+        with pytest.raises(ValueError, match=reason):
+            train(optimizer, named, 1)
+        assert all(map(torch.equal, values(named), before))
+
+    def test_an_outer_momentum_that_comes_later_is_refused_at_the_outer_step(self):
+        named = parameters()
+        inner, outer = (torch.optim.SGD([p for _, p in named], lr=0.1) for _ in range(2))
+        optimizer = dgc.LocalSteps(inner, outer, named, exact(), every=2)
+        self.cycled(outer)
+        train(optimizer, named, 1)
+        with pytest.raises(ValueError, match='MomentumCorrection holds the momentum and SGD would'):
+            train(optimizer, named, 1)
+
+    def test_one_that_is_applied_once_is_used_as_it_is(self):
+        def trained(kind, parts):
+            named = parameters()
+            inner = kind([p for _, p in named], lr=0.1, momentum=0.9)
+            optimizer = dgc.DistributedOptimizer(inner, named, parts())
+            scheduler = self.cycled(optimizer)
+            for step in range(4):
+                train(optimizer, named, [step])
+                scheduler.step()
+            return values(named)
+
+        plain = trained(torch.optim.SGD, dgc.dense)
+        corrected = trained(dgc.DGCSGD, partial(dgc.deep_gradient_compression, 1))
+        torch.testing.assert_close(corrected, plain)
 
 
 def lbfgs(named) -> torch.optim.LBFGS:
