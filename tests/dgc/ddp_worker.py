@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from scaling_helpers import documented
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
@@ -575,6 +576,29 @@ def float16() -> str:
     return error_of(lambda: scaler.scale(model(inputs).sum()).backward())
 
 
+def as_documented() -> bool:
+    """Whether the snippet of docs/mixed-precision.md trains as DDP does, at density 1."""
+    results = []
+    for snippet in (documented(1), ''):
+        net = nn.Linear(6, 4)
+        torch.nn.init.ones_(net.weight)
+        names = {
+            'torch': torch, 'dgc': dgc, 'CompressionState': CompressionState,
+            'compression_hook': compression_hook, 'model': DistributedDataParallel(net),
+            'scaler': GradScaler('cpu'),
+        }  # fmt: skip
+        exec(snippet.replace('0.001', '1.0'), names)
+        sgd, scaler = torch.optim.SGD(net.parameters(), lr=0.1), names['scaler']
+        for number in range(3):
+            sgd.zero_grad()
+            inputs = torch.full((2, 6), number + dist.get_rank() + 1.0)
+            scaler.scale(names['model'](inputs).square().mean()).backward()
+            scaler.step(sgd)
+            scaler.update()
+        results.append(net.weight.detach().clone())
+    return torch.allclose(*results)
+
+
 UNUSED = {'find_unused_parameters': True}
 VIEWS = {'gradient_as_bucket_view': True}
 
@@ -617,6 +641,7 @@ CASES = {
     'no scaler, overflow': lambda: scaler_not_given(overflow=True),
     'other scaler': lambda: scaler_not_given(overflow=False, other=True),
     'skipping': skipping,
+    'as documented': as_documented,
     'float16': float16,
     'two optimizers': two_optimizers,
     'embedding, ddp': lambda: embedding(False),
