@@ -580,8 +580,8 @@ def as_documented() -> bool:
     """Whether the snippet of docs/mixed-precision.md trains as DDP does, at density 1."""
     results = []
     for snippet in (documented(1), ''):
+        torch.manual_seed(0)
         net = nn.Linear(6, 4)
-        torch.nn.init.ones_(net.weight)
         names = {
             'torch': torch, 'dgc': dgc, 'CompressionState': CompressionState,
             'compression_hook': compression_hook, 'model': DistributedDataParallel(net),
@@ -597,6 +597,30 @@ def as_documented() -> bool:
             scaler.update()
         results.append(net.weight.detach().clone())
     return torch.allclose(*results)
+
+
+def half_precision(dtype: torch.dtype) -> list[bool]:
+    """Whether the mean of gradients of two bytes is the float32 mean, rounded once, and the memory
+    is float32; uncompressed, and at density 1."""
+    found = []
+    rules = dgc.LayerRules(min_dims=0)
+    compressed = dgc.deep_gradient_compression(1.0, rules=rules, always_sparse=True)
+    for composition in (dgc.dense(), compressed):
+        torch.manual_seed(0)
+        net = nn.Linear(6, 4).to(dtype)
+        model = DistributedDataParallel(net)
+        state = registered(model, CompressionState(composition))
+        torch.manual_seed(dist.get_rank())
+        inputs = torch.randn(5, 6).to(dtype)
+        own = torch.autograd.grad(net(inputs).square().mean(), list(net.parameters()))
+        model(inputs).square().mean().backward()
+        for parameter, gradient in zip(net.parameters(), own, strict=True):
+            total = gradient.float()
+            dist.all_reduce(total)
+            found.append(torch.equal(parameter.grad, (total / 2).to(dtype)))
+        kept = state.reducer.state_dict()['memory'].values()
+        found.append(all(t.dtype == torch.float32 for each in kept for t in each.values()))
+    return found
 
 
 UNUSED = {'find_unused_parameters': True}
@@ -641,6 +665,8 @@ CASES = {
     'no scaler, overflow': lambda: scaler_not_given(overflow=True),
     'other scaler': lambda: scaler_not_given(overflow=False, other=True),
     'skipping': skipping,
+    'bfloat16': lambda: half_precision(torch.bfloat16),
+    'half': lambda: half_precision(torch.float16),
     'as documented': as_documented,
     'float16': float16,
     'two optimizers': two_optimizers,
