@@ -62,10 +62,10 @@ class DistributedOptimizer(Wrapper):
 
     Between ``backward()`` and ``step()`` the engine's thread reads the gradients, and ``.grad`` is
     this rank's own; ``synchronize()`` overwrites it with the mean. Code that changes gradients
-    (clipping, a GradScaler), and calls of your own on the engine, come after it. A change before it
-    raises RuntimeError where the version of the tensor shows it. A write through ``.data``, or by
-    ``GradScaler.unscale_``, does not show: whether it is sent is undefined, and the ranks' results
-    are the same in any case. Local clipping is ``gradient_clipping``.
+    (clipping), and calls of your own on the engine, come after it. A change before it raises
+    RuntimeError where the version of the tensor shows it. A write through ``.data`` does not show:
+    whether it is sent is undefined, and the ranks' results are the same in any case. Local clipping
+    is ``gradient_clipping``. A GradScaler is given as ``scaler`` (docs/mixed-precision.md).
 
     A step can be given up with ``discard()`` or ``zero_grad()``, and ``no_sync()`` is for backward
     passes that are no part of a step.

@@ -70,6 +70,14 @@ class Fence:
             torch.cuda.current_stream(self._device).wait_event(self._event)
 
 
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which products of matrices are computed in float32, also where the
+    training loop calls ``backward()`` or ``step()`` inside ``torch.autocast``."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
+
+
 class Outcome(NamedTuple):
     """How the processing of a bucket ended.
 
@@ -322,7 +330,7 @@ class Reducer:
         bucket = self.buckets[index]
         self.engine.bucket = bucket.name
         try:
-            with self._stream(bucket.device):
+            with self._stream(bucket.device), without_autocast(bucket.device):
                 gradients_complete.wait()
                 if self.composition.nonfinite == 'skip' and index not in self._snapshots:
                     self._snapshots[index] = bucket.state.snapshot()

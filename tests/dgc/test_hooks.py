@@ -113,6 +113,15 @@ def test_without_a_scaler_an_overflow_says_where_to_write_it(ranks):
         assert message.endswith('GradScaler, write CompressionState(…, scaler=scaler)')
 
 
+@pytest.mark.parametrize('case', ['bfloat16', 'half'])
+def test_the_mean_of_two_byte_gradients_is_rounded_once(ranks, case):
+    assert ranks(case) == [[True] * 6] * 2
+
+
+def test_the_snippet_with_a_scaler(ranks):
+    assert ranks('as documented') == [True, True]
+
+
 def test_a_backward_pass_that_is_discarded_is_warned_of_once(ranks):
     assert [len(messages) for messages in ranks('discarded')[0]] == [1, 1]
     assert ranks('not discarded')[0] == [[], []]
