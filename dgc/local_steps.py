@@ -222,7 +222,9 @@ class LocalSteps(Wrapper):
         return {**own, **join_ranks(gather_states(self.engine, {'ranks': own['ranks']}, device))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what ``state_dict()`` or ``gather_state_dict()`` returned. The model's state must be loaded before.
+        """Restore what ``state_dict()`` or ``gather_state_dict()`` returned.
+
+        The model's state must be loaded before.
 
         Where another rank or another number of ranks saved it, the model goes on from θ_s: the
         local steps since then belong to that rank. Residuals are loaded by
