@@ -18,7 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import dgc
 from dgc.algorithms.power_sgd import power_sgd
+from dgc.codec import Codec
+from dgc.exchanges import AllGather
 from dgc.hooks import CompressionState, compression_hook
+from dgc.memory import Residual
 
 UNUSED = {'find_unused_parameters': True}
 VIEWS = {'gradient_as_bucket_view': True}
@@ -61,6 +64,17 @@ def hooked(
 
 def sparse() -> dgc.Composition:
     return dgc.deep_gradient_compression(0.1, always_sparse=True)
+
+
+def coded(values: str) -> dgc.Composition:
+    """All elements, in messages of this coding."""
+    return dgc.Composition(
+        memory=Residual(),
+        codec=Codec(values, 'none'),
+        exchange=AllGather(),
+        rules=dgc.LayerRules(min_dims=0),
+        always_sparse=True,
+    )
 
 
 def rank_one() -> dgc.Composition:
@@ -203,6 +217,8 @@ CASES: dict[str, Callable[[], Any]] = {
     'mean of ranks': lambda: mean_of_ranks(dgc.dense),
     'mean of ranks, density 1': lambda: mean_of_ranks(lambda: dgc.deep_gradient_compression(1.0)),
     'mean of ranks, PowerSGD': lambda: mean_of_ranks(rank_one),
+    'mean of ranks, fp16': lambda: mean_of_ranks(lambda: coded('fp16')),
+    'mean of ranks, int8': lambda: mean_of_ranks(lambda: coded('int8')),
     'logged name': logged_name,
     'registered twice': registered_twice,
     'future': future,

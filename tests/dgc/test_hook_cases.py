@@ -28,7 +28,7 @@ def uneven(worlds) -> list[dict[str, Any]]:
     return worlds('torchrun', 2).run('hook_cases_worker:uneven_cases')
 
 
-@pytest.mark.parametrize('way', ['', ', density 1', ', PowerSGD'])
+@pytest.mark.parametrize('way', ['', ', density 1', ', PowerSGD', ', fp16', ', int8'])
 def test_in_every_step_the_gradient_is_the_mean_of_the_ranks(ranks, way):
     for found in ranks(f'mean of ranks{way}'):
         assert found == pytest.approx([0.5] * 20, rel=1e-5)
