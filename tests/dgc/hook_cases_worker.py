@@ -233,12 +233,12 @@ CASES: dict[str, Callable[[], Any]] = {
     'after an error': after_an_error,
 }
 PASSES = [(3, 0), (3, 5)]
-BRANCHES = {'rank 0': ([1, 2], [0, 1, 2]), 'rank 1': ([0, 1, 2], [1, 2])}
-EVERY = ('every step', 'every second step', *BRANCHES)
+ON_RANK_0 = 'unused on rank 0'
+KINDS = ('every step', 'every second step', ON_RANK_0)
 UNEVEN: dict[str, tuple[Callable[[], dgc.Composition] | None, tuple[str, ...]]] = {
-    'ddp': (None, EVERY),
-    'hook': (dgc.dense, EVERY),
-    'sparse': (sparse, ('every second step', 'rank 0')),
+    'ddp': (None, KINDS),
+    'hook': (dgc.dense, KINDS),
+    'sparse': (sparse, (ON_RANK_0,)),
     'PowerSGD': (rank_one, ('every step',)),
 }  # way: the hook's composition, and what else is uneven
 
@@ -256,7 +256,8 @@ def uneven_cases(engine: dgc.Engine) -> dict[str, Any]:
     for way, (make, kinds) in UNEVEN.items():
         for passes, kind in itertools.product(PASSES, kinds):
             interval = 2 if kind == 'every second step' else 1
-            found[f'{way} {passes} {kind}'] = uneven(make, passes, interval, BRANCHES.get(kind))
+            used = ([1, 2], [0, 1, 2]) if kind == ON_RANK_0 else None
+            found[f'{way} {passes} {kind}'] = uneven(make, passes, interval, used)
     for way in ('ddp', 'hook', 'sparse'):
         found[f'{way} throws'] = uneven(UNEVEN[way][0], (3, 5), throws=True)
     return found

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hook_cases_worker import EVERY, PASSES, UNEVEN
+from hook_cases_worker import KINDS, PASSES, UNEVEN
 
 pytestmark = pytest.mark.xdist_group('torchrun 2')
 
@@ -80,7 +80,7 @@ def test_after_an_error_in_a_backward_pass_the_model_goes_on_in_a_new_ddp(ranks)
 class TestUnevenInputs:
     """DDP's ``join()``: a rank without inputs takes part with zeros."""
 
-    @pytest.mark.parametrize('kind', EVERY)
+    @pytest.mark.parametrize('kind', KINDS)
     def test_uncompressed_it_gives_what_ddp_gives_without_a_hook(self, uneven, passes, kind):
         for rank in uneven:
             ours, theirs = rank[f'hook {passes} {kind}'], rank[f'ddp {passes} {kind}']

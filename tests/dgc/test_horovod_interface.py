@@ -536,6 +536,32 @@ def test_local_steps_gather_all_residuals_for_another_world_size(new, old=2):
             torch.testing.assert_close(now, mean, rtol=1e-5, atol=1e-6)
 
 
+def test_from_a_whole_within_a_round_the_ranks_average_in_the_same_calls():
+    def optimizer_of(engine, named):
+        inner, outer = sgd(named), sgd(named, lr=1.0)
+        return dgc.LocalSteps(inner, outer, named, engine=engine, every=4)
+
+    def first(engine):
+        named = parameters()
+        optimizer = optimizer_of(engine, named)
+        train(optimizer, named, 5, engine.rank)
+        return values(named), optimizer.gather_state_dict()
+
+    model, state = dgc.simulate(2, first)[0]
+
+    def second(engine):
+        named = [(name, Parameter(p)) for (name, _), p in zip(parameters(), model, strict=True)]
+        named = copy.deepcopy(named)
+        optimizer = optimizer_of(engine, named)
+        optimizer.load_state_dict(copy.deepcopy(state))
+        train(optimizer, named, range(5, 8), engine.rank)
+        return values(named), optimizer.steps
+
+    (ours, steps), (other, other_steps) = dgc.simulate(2, second)
+    assert steps == other_steps == 8
+    assert all(map(torch.equal, ours, other))
+
+
 def test_an_engine_may_be_closed_twice():
     engine = LocalEngine()
     engine.close()
