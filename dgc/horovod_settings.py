@@ -40,7 +40,7 @@ def is_boolean(value: Any) -> bool:
     return isinstance(value, bool)
 
 
-BUCKETS = 'a planner divides the parameters into buckets: give the composition one, such as BySize()'
+BUCKETS = 'a planner divides the parameters into buckets: give one to the composition (BySize())'
 
 # Horovod 0.28.1. backward_passes_per_step is batches_per_step.
 SETTINGS = {
@@ -79,7 +79,7 @@ def check_settings(given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         if name not in SETTINGS:
             raise TypeError(
-                f'DistributedOptimizer() has no setting {name!r}: see help(dgc.DistributedOptimizer)'
+                f'DistributedOptimizer has no setting {name!r}: see help(dgc.DistributedOptimizer)'
             )
         if not SETTINGS[name].fits(value):
             raise ValueError(

@@ -242,11 +242,13 @@ class LocalSteps(Wrapper):
         return {**own, **join_ranks(gather_states(self.engine, {'ranks': own['ranks']}, device))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what ``state_dict()`` or ``gather_state_dict()`` returned. The model's state must be loaded before.
+        """Restore what ``state_dict()`` or ``gather_state_dict()`` returned.
+
+        The model's state must be loaded before.
 
         Where another rank or another number of ranks saved it, the model goes on from θ_s: the
-        local steps since then belong to that rank. Residuals are loaded by
-        ``dgc.saved_state.share_of``.
+        local steps since then belong to that rank. At another number of ranks, all of them begin
+        that round again. Residuals are loaded by ``dgc.saved_state.share_of``.
 
         Raises:
             ValueError: For the states of some of the ranks of another world size.
@@ -262,9 +264,9 @@ class LocalSteps(Wrapper):
         for name, values in state_dict['agreed'].items():
             self.source.agreed[name].copy_(values)
         self.steps = int(state_dict['steps'])
-        mine = (self.engine.rank, self.engine.size)
-        if (state_dict['rank'], state_dict['size']) != mine:
+        if state_dict['size'] != self.engine.size:  # else rank 0 goes on within the round
             self.steps -= self.steps % self.every
+        if (state_dict['rank'], state_dict['size']) != (self.engine.rank, self.engine.size):
             with torch.no_grad():
                 for member in self.source.members:
                     member.parameter.copy_(self.source.agreed[member.name])

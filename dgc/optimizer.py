@@ -337,8 +337,11 @@ class DistributedOptimizer(Wrapper):
                 "step() within skip_synchronize() would apply this rank's own gradients: call "
                 'synchronize() before it'
             )
-        gradients = [parameter.grad for parameter in self._parameters if parameter.requires_grad]
-        if self.source.has_begun or any(gradient is None for gradient in gradients):
+        if self.source.has_begun:
+            return
+        parameters = [p for p in self._parameters if p.requires_grad]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if len(gradients) < len(parameters):
             return
         if not any(float(group.get('lr', 1)) for group in self.param_groups):
             raise RuntimeError(
@@ -347,7 +350,7 @@ class DistributedOptimizer(Wrapper):
                 "optimizer's state: give DistributedOptimizer itself to "
                 "torch.distributed.checkpoint.save(), as {'optimizer': optimizer}"
             )
-        if not self.state and not self.steps and not any(bool(g.any()) for g in gradients):
+        if not self.state and not self.steps and not any(bool(each.any()) for each in gradients):
             raise RuntimeError(
                 'step() before any backward(), with gradients of zeros, would wait for ranks that '
                 'have state already. Where hvd.broadcast_optimizer_state() made this call, to '
@@ -438,7 +441,7 @@ class DistributedOptimizer(Wrapper):
         return {**own, **join_ranks(ranks), 'state': state, 'entries': count_entries(state)}
 
     def broadcast_state(self, root: int = 0) -> None:
-        """Give all ranks the wrapped optimizer's state and settings, and the step, of rank ``root``.
+        """Give all ranks the wrapped optimizer's state and settings, and the step, of one rank.
         A collective, in the place of ``hvd.broadcast_optimizer_state``.
 
         For programs in which ``root`` alone loads a checkpoint. Memories stay, except on ranks that

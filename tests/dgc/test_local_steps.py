@@ -543,7 +543,7 @@ class TestState:
             (ours, step), (theirs, other_step) = dgc.simulate(2, worker)
         assert_same(ours, saved[0][0]['model'])
         assert_same(theirs, saved[0][1])
-        assert (step, other_step) == (8, 6)
+        assert (step, other_step) == (8, 8)  # or the ranks would average in different calls
 
     def test_loading_keeps_the_optimizers_groups_shared(self):
         named = parameters()

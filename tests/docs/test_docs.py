@@ -13,6 +13,7 @@ from documented import documented, source
 import dgc
 from dgc.compressors import keep
 from dgc.exchanges import AllGather
+from dgc.horovod_settings import SETTINGS
 from utils.cli import DECLARATIONS, OPTIONS, parse_arguments
 from utils.config import load
 
@@ -65,13 +66,41 @@ def is_there(test: str) -> bool:
     return bool(text) and all(re.search(rf'^ *(def|class) {name}\b', text, re.M) for name in names)
 
 
+def rows_of(page: str, first_cell: str) -> list[list[str]]:
+    """The cells of the rows of a page's tables whose first cell matches a pattern."""
+    lines = (ROOT / 'docs' / page).read_text().splitlines()
+    return [
+        [cell.strip() for cell in line.strip('|').split('|')]
+        for line in lines
+        if re.match(rf'\| {first_cell} \|', line)
+    ]
+
+
+def named_tests(cell: str) -> list[str]:
+    """The tests that a cell names, all of which must be there."""
+    named = re.findall(r'`(tests/[^`]+)`', cell)
+    assert [test for test in named if not is_there(test)] == []
+    return named
+
+
 def test_every_failure_has_tests_that_are_there():
-    lines = (ROOT / 'docs/failures.md').read_text().splitlines()
-    rows = [line.split(' | ') for line in lines if re.match(r'\| \d', line)]
-    assert [int(row[0].strip('| ')) for row in rows] == list(range(1, 26))
-    for row in rows:
-        named = re.findall(r'`(tests/[^`]+)`', row[-1])
-        assert named and [test for test in named if not is_there(test)] == [], row[0]
+    rows = rows_of('failures.md', r'\d+')
+    assert [int(row[0]) for row in rows] == list(range(1, 26))
+    assert [row[0] for row in rows if not named_tests(row[-1])] == []
+
+
+def test_every_test_of_an_interface_has_a_result_a_reason_and_one_of_ours():
+    rows = rows_of('interfaces.md', r'`test_\w+`')
+    assert len(rows) >= 55
+    for name, result, reason, ours in rows:
+        assert result in ('passed', 'refused', 'inapplicable'), name
+        assert reason or result == 'passed', name
+        assert named_tests(ours) or result == 'inapplicable', name
+
+
+def test_every_setting_of_horovod_is_in_the_documents():
+    text = (ROOT / 'docs/interfaces.md').read_text()
+    assert [name for name in SETTINGS if f'`{name}`' not in text] == []
 
 
 def test_there_are_command_lines_to_test():

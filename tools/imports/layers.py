@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ('dgc.reducer', 'dgc.scaling', 'dgc.optim'),
     ('dgc.calibration',),
     ('dgc.wiring',),
-    ('dgc.sources', 'dgc.wrapper', 'dgc.algorithms.table'),
+    ('dgc.sources', 'dgc.wrapper', 'dgc.ownership', 'dgc.horovod_settings', 'dgc.algorithms.table'),
     ('dgc.parameter_server', 'dgc.algorithms'),
     ('dgc.optimizer', 'dgc.local_steps', 'dgc.hooks'),
     ('dgc',),

@@ -46,10 +46,8 @@ LAYERS = (
     Layer('application', ('train.py', 'configs/', 'utils/', 'models/', 'datasets/')),
     Layer('front doors', ('optimizer', 'local_steps', 'hooks', 'parameter_server/')),
     Layer('published systems', ('algorithms/',)),
-    Layer(
-        'running',
-        ('sources', 'wrapper', 'wiring', 'calibration', 'reducer', 'scaling', 'optim/'),
-    ),
+    Layer('running', ('horovod_settings', 'ownership', 'sources', 'wrapper')),
+    Layer('running', ('wiring', 'calibration', 'reducer', 'scaling', 'optim/')),
     Layer('composition', ('composition', 'planner/', 'volume')),
     Layer('parts', ('memory/', 'exchanges/', 'clipping', 'nonfinite')),
     Layer('parts', ('compressors/', 'buckets', 'bucket_state', 'handshake', 'saved_state')),
