@@ -20,7 +20,7 @@ import dgc
 from dgc.hooks import CompressionState, compression_hook
 from dgc.memory import Residual
 
-VOCABULARY, LENGTH, WIDTH, BATCH = 32, 16, 64, 16
+VOCABULARY, LENGTH, WIDTH, BATCH = 32, 16, 64, 8
 ACCUMULATED = 2  # backward passes per step
 
 

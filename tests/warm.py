@@ -41,7 +41,7 @@ def environment(*libraries: str) -> dict[str, str]:
     server = subprocess.Popen(
         [str(STUB) if libraries else PYTHON, str(SERVER), str(path), *libraries],
         stdin=subprocess.PIPE,
-        env=os.environ | environment() if libraries else None,
+        env=os.environ | {'PYTHONPATH': ''} | (environment() if libraries else {}),
     )
     atexit.register(stop, server, folder)
     deadline = time.monotonic() + START
