@@ -1,0 +1,79 @@
+"""In the style of PyTorch's DCGAN: two networks, two optimizers, two passes of the discriminator."""
+
+import contextlib
+
+import torch
+import torch.distributed as dist
+from common import DENSITY, STEPS, WARMUP, save
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import dgc  # +
+from dgc.hooks import CompressionState, compression_hook  # +
+from dgc.memory import Residual  # +
+
+NOISE, SIDE, BATCH = 16, 8, 16
+
+
+def generator() -> nn.Module:
+    """From ``[batch, noise, 1, 1]`` to images ``[batch, 1, side, side]`` between -1 and 1."""
+    return nn.Sequential(
+        nn.ConvTranspose2d(NOISE, 32, 4), nn.BatchNorm2d(32), nn.ReLU(True),
+        nn.ConvTranspose2d(32, 1, 4, 2, 1), nn.Tanh(),
+    )  # fmt: skip
+
+
+def discriminator() -> nn.Module:
+    """From images to the probability that they are real, ``[batch]``."""
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 4, 2, 1), nn.LeakyReLU(0.2),
+        nn.Conv2d(32, 1, 4), nn.Sigmoid(), nn.Flatten(0),
+    )  # fmt: skip
+
+
+def real_images() -> Tensor:
+    """Return images ``[batch, 1, side, side]`` of one bright row."""
+    rows = torch.randint(SIDE, (BATCH,))
+    images = -torch.ones(BATCH, 1, SIDE, SIDE)
+    images[torch.arange(BATCH), 0, rows] = 1
+    return images
+
+
+def main() -> None:
+    """Train."""
+    dist.init_process_group('gloo')
+    torch.manual_seed(0)
+    netG, netD = DDP(generator()), DDP(discriminator())  # noqa: N806
+    for net in (netG, netD):  # +
+        composition = dgc.deep_gradient_compression(DENSITY, warmup_steps=WARMUP, memory=Residual())  # +
+        net.register_comm_hook(CompressionState(composition), compression_hook)  # +
+    criterion = nn.BCELoss()
+    optimizerD = torch.optim.Adam(netD.parameters(), lr=2e-3, betas=(0.5, 0.999))  # noqa: N806
+    optimizerG = torch.optim.Adam(netG.parameters(), lr=2e-3, betas=(0.5, 0.999))  # noqa: N806
+    real, fake = torch.ones(BATCH), torch.zeros(BATCH)
+
+    torch.manual_seed(1 + dist.get_rank())
+    losses = []
+    for _ in range(STEPS):
+        # Update D: maximize log(D(x)) + log(1 - D(G(z))).
+        netD.zero_grad()
+        errD_real = criterion(netD(real_images()), real)  # noqa: N806
+        errD_real.backward()
+        images = netG(torch.randn(BATCH, NOISE, 1, 1))
+        errD_fake = criterion(netD(images.detach()), fake)  # noqa: N806
+        errD_fake.backward()
+        optimizerD.step()
+        # Update G: maximize log(D(G(z))).
+        netG.zero_grad()
+        with contextlib.nullcontext():  # -
+        with netD.no_sync():  # +
+            errG = criterion(netD(images), real)  # noqa: N806
+            errG.backward()
+        optimizerG.step()
+        losses.append((errD_real + errD_fake + errG).item())
+    save(dist.get_rank(), losses)
+    dist.destroy_process_group()
+
+
+if __name__ == '__main__':
+    main()
