@@ -25,6 +25,7 @@ from dgc.checks import check_part, concrete
 from dgc.composition import Composition
 from dgc.engines import Engine, TorchEngine
 from dgc.handshake import gather_states
+from dgc.optim.closures import refuse_closures
 from dgc.planner import Plan
 from dgc.profile import Profile
 from dgc.reducer import Reducer
@@ -161,7 +162,7 @@ class CompressionState:
         given = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers or ())
         for each in given:
             check_part('optimizers', each, Optimizer, 'torch.optim.SGD(model.parameters(), lr=0.1)')
-            check_momentum(each, composition)
+            self._check(each)
         if not given:
             check_without_optimizer(composition, has_momenta=False)
         self.steps_per_epoch = steps_per_epoch or 1
@@ -423,12 +424,17 @@ class CompressionState:
         """Note a step of an optimizer; check its settings at the first one."""
         is_new = optimizer not in self._kinds
         if is_new and not self._places.keys().isdisjoint(groups_of(optimizer)):
-            check_momentum(optimizer, self.composition)
+            self._check(optimizer)
             self._check_late(optimizer)
             self._optimizers.append(optimizer)
             self._adopt(optimizer)
         if self._kinds.setdefault(optimizer, False):
             self._has_stepped = self._stepped = True
+
+    def _check(self, optimizer: Optimizer) -> None:
+        """Raise ValueError for an optimizer that this hook, or its composition, cannot serve."""
+        refuse_closures(optimizer, 'and DistributedDataParallel leaves each rank its own loss')
+        check_momentum(optimizer, self.composition)
 
     def _adopt(self, optimizer: Optimizer) -> None:
         """Read the momentum from the groups of an optimizer, also of those that it loads."""

@@ -20,6 +20,7 @@ from dgc.composition import Composition
 from dgc.engines import Engine, create
 from dgc.handshake import broadcast_tensors
 from dgc.optim import DGCSGD, OneBitAdam
+from dgc.optim.closures import refuse_closures
 from dgc.saved_state import labelled, share_of
 from dgc.sources import Movement, check_trained
 from dgc.wiring import check, groups_of, pairs, regroup, wire
@@ -50,8 +51,8 @@ class LocalSteps(Wrapper):
         inner: Takes local steps, at the learning rate of one rank.
         outer: Over the same parameters.
         named_parameters: Of the whole model; all that ``outer`` updates must be among them.
-        composition: The parts that process Δ; uncompressed by default. Its schedule counts
-            outer steps; an epoch has ``steps_per_epoch / every`` of them.
+        composition: The parts that process Δ; uncompressed by default. Its schedule, and its
+            ``warmup_steps``, count outer steps; an epoch has ``steps_per_epoch / every`` of them.
         engine: By default that of ``dgc.create()``. Several optimizers may share one; see
             DistributedOptimizer.
         every: H, inner steps between two outer steps.
@@ -81,6 +82,7 @@ class LocalSteps(Wrapper):
         named = pairs(named_parameters)
         check_part('inner', inner, Optimizer, 'torch.optim.AdamW(model.parameters())')
         check(outer, named, composition, steps_per_epoch)
+        refuse_closures(outer, 'and an outer step has none')
         has_momentum = any(group.get('momentum', 0) for group in inner.param_groups)
         if isinstance(inner, OneBitAdam) or (isinstance(inner, DGCSGD) and has_momentum):
             raise ValueError(

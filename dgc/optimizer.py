@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from dgc.composition import Composition
 from dgc.engines import Engine, create
 from dgc.handshake import broadcast_tensors, gather_states
 from dgc.optim import DGCSGD
+from dgc.optim.closures import check_evaluations, mean_loss, needs_closure
 from dgc.profile import Profile
 from dgc.saved_state import (
     EMPTY,
@@ -95,6 +97,7 @@ class DistributedOptimizer(Wrapper):
         composition = deep_gradient_compression() if composition is None else composition
         named = pairs(named_parameters)
         check(optimizer, named, composition, steps_per_epoch)
+        check_evaluations(optimizer, composition)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.optimizer = optimizer
         self._use(self.optimizer)
@@ -190,9 +193,18 @@ class DistributedOptimizer(Wrapper):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Wait for the mean gradients and apply them.
 
+        Where the optimizer evaluates its closure several times (LBFGS), each evaluation is an
+        exchange of its own, and gives the mean of the ranks' losses, by which all ranks take the
+        same decisions. They are one step of the schedule.
+
         Returns:
             The closure's loss.
+
+        Raises:
+            TypeError: Without a closure where the optimizer needs one.
         """
+        if needs_closure(self.optimizer):
+            return self._step_by_evaluations(closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -202,6 +214,22 @@ class DistributedOptimizer(Wrapper):
             self.optimizer.step()
         self._end_step()
         return loss
+
+    def _step_by_evaluations(self, closure: Callable[[], Any] | None) -> Any:
+        """Step an optimizer that evaluates its closure several times."""
+        if closure is None:
+            name = type(self.optimizer).__name__
+            raise TypeError(f'step() of {name} needs a closure that computes loss and gradients')
+        loss = self.optimizer.step(partial(self._evaluate, closure))
+        self._end_step()
+        return loss
+
+    def _evaluate(self, closure: Callable[[], Any]) -> Any:
+        """Return the mean loss of an evaluation, and leave its mean gradients in ``.grad``."""
+        loss = closure()
+        self.synchronize()
+        self._begin_step()
+        return mean_loss(self.engine, loss, self.buckets[0].device)
 
     def _check_rate(self) -> None:
         """Raise RuntimeError for a step that sends residuals and multiplies them by 0.

@@ -13,7 +13,8 @@ class DensitySchedule:
     """The density of each optimizer step: the fraction of a bucket's elements that is sent.
 
     Deep Gradient Compression, section 3.3: sending only 0.1 % from the first step on harms a model
-    that is still changing quickly, so the density falls exponentially during a warm-up.
+    that is still changing quickly, so the density falls exponentially during a warm-up: once per
+    stage of ``warmup_epochs``, or at each of ``warmup_steps``, which needs no length of an epoch.
 
     Args:
         density: The density after the warm-up, above 0 and at most 1. ``None`` sends the bucket
@@ -24,6 +25,9 @@ class DensitySchedule:
             the rule of the published release; a number ``c`` for ``c ** (e + 1)``; or one density
             for each stage. A value of 1 or more means uncompressed.
         stage_steps: Steps in one stage, for runs too short to warm up in epochs.
+        warmup_steps: W optimizer steps in place of epochs: the density of step ``s < W`` is
+            ``density ** ((s + 1) / (W + 1))``, the rule of the published release with stages of
+            one step.
 
     Raises:
         TypeError: For a setting that is not a number.
@@ -34,6 +38,7 @@ class DensitySchedule:
     warmup_epochs: int = 0
     warmup_coeff: float | Sequence[float] | None = None
     stage_steps: int | None = None
+    warmup_steps: int = 0
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -55,10 +60,31 @@ class DensitySchedule:
             raise ValueError(f'warmup_epochs must be at least 0, got {self.warmup_epochs}')
         if self.stage_steps is not None and self.stage_steps < 1:
             raise ValueError(f'stage_steps must be at least 1, got {self.stage_steps}')
+        if self.warmup_steps:
+            self._check_steps()
+
+    def _check_steps(self) -> None:
+        """Refuse a number of steps that is none, and settings of another warm-up beside it."""
+        if self.warmup_steps < 0 or not float(self.warmup_steps).is_integer():
+            raise ValueError(
+                f'warmup_steps must be a whole number, 0 or more, got {self.warmup_steps}'
+            )
+        others = {
+            'warmup_epochs': self.warmup_epochs or None,
+            'warmup_coeff': self.warmup_coeff,
+            'warmup_stage_steps': self.stage_steps,
+        }
+        for name, value in others.items():
+            if value is not None:
+                raise ValueError(
+                    f'warmup_steps={self.warmup_steps} and {name}={value} are two warm-ups: set '
+                    f'warmup_steps to 0, or leave {name} out'
+                )
 
     def _check_types(self) -> None:
         """Refuse strings and other values that are no numbers."""
         check_number('warmup_epochs', self.warmup_epochs)
+        check_number('warmup_steps', self.warmup_steps)
         if self.density is not None:
             check_number('density', self.density)
         if self.stage_steps is not None:
@@ -72,14 +98,15 @@ class DensitySchedule:
 
     def at(self, step: int, steps_per_epoch: int) -> float | None:
         """Return the density of optimizer step ``step``, counted from 0; None for uncompressed."""
-        stage = step // (self.stage_steps or steps_per_epoch)
-        if stage >= self.warmup_epochs:
+        stage = step if self.warmup_steps else step // (self.stage_steps or steps_per_epoch)
+        stages = self.warmup_steps or self.warmup_epochs
+        if stage >= stages:
             return self.density
         if isinstance(self.warmup_coeff, Sequence):
             return compressed_below_one(self.warmup_coeff[stage])
         if self.density is None:
             return None
-        base = self.warmup_coeff or self.density ** (1 / (self.warmup_epochs + 1))
+        base = self.warmup_coeff or self.density ** (1 / (stages + 1))
         return compressed_below_one(max(base ** (stage + 1), self.density))
 
     @property

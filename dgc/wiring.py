@@ -77,7 +77,10 @@ def check_schedule(composition: Composition, steps_per_epoch: int | None) -> Non
     """Raise ValueError for a warm-up in epochs of unknown length."""
     schedule = composition.schedule
     if schedule.warmup_epochs and not (steps_per_epoch or schedule.stage_steps):
-        raise ValueError('a warm-up in epochs needs steps_per_epoch')
+        raise ValueError(
+            'a warm-up in epochs needs steps_per_epoch: give it, or set warmup_steps in place of '
+            'warmup_epochs'
+        )
 
 
 def wire(
@@ -369,9 +372,10 @@ def check_momentum_once(
     memory = type(composition.memory).__name__
     has_momentum = any(group.get('momentum', 0) for group in groups)
     if composition.memory.holds_momentum and not isinstance(optimizer, DGCSGD) and has_momentum:
+        remedy = 'dgc.DGCSGD' if isinstance(optimizer, torch.optim.SGD) else 'the memory Residual'
         raise ValueError(
             f'{memory} holds the momentum and {type(optimizer).__name__} would apply it again: '
-            'use dgc.DGCSGD, or momentum=0'
+            f'use {remedy}, or momentum=0'
         )
     if isinstance(optimizer, DGCSGD) and has_momentum and not composition.memory.holds_momentum:
         raise ValueError(

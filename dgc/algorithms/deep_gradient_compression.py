@@ -38,6 +38,7 @@ def deep_gradient_compression(
     warmup_epochs: int = 0,
     warmup_coeff: float | Sequence[float] | None = None,
     warmup_stage_steps: int | None = None,
+    warmup_steps: int = 0,
     sample_ratio: float = 0.01,
     strided_sample: bool = True,
     compress_upper_bound: float = 1.3,
@@ -65,6 +66,8 @@ def deep_gradient_compression(
         warmup_epochs: Epochs in which the density falls to ``compress_ratio``.
         warmup_coeff: Density of each warm-up epoch, or a factor per epoch; see DensitySchedule.
         warmup_stage_steps: Steps of a warm-up stage, in place of an epoch's.
+        warmup_steps: Optimizer steps in which the density falls to ``compress_ratio``, a little at
+            each one; in place of ``warmup_epochs``, for loops without epochs.
         sample_ratio: Fraction of the elements from which the threshold is estimated.
         strided_sample: Whether the sample is evenly spaced; otherwise it is drawn uniformly.
         compress_upper_bound: Above this multiple of k, a selection is overfull.
@@ -108,7 +111,7 @@ def deep_gradient_compression(
         codec=codec or wire_codec(fp16_values, int32_indices, values, indices),
         exchange=exchange,
         schedule=published_schedule(
-            compress_ratio, warmup_epochs, warmup_coeff, warmup_stage_steps
+            compress_ratio, warmup_epochs, warmup_coeff, warmup_stage_steps, warmup_steps
         ),
         rules=rules or LayerRules(),
         planner=planner or BySize(),
@@ -123,6 +126,7 @@ def published_schedule(
     warmup_epochs: int = 0,
     warmup_coeff: float | Sequence[float] | None = None,
     warmup_stage_steps: int | None = None,
+    warmup_steps: int = 0,
 ) -> DensitySchedule:
     """Return the schedule of the published settings.
 
@@ -135,7 +139,7 @@ def published_schedule(
         raise ValueError(f'compress_ratio and warmup_coeff must be above 0, got {[compress_ratio]}')
     warmup_epochs = 0 if warmup_epochs == NO_WARMUP else warmup_epochs
     density = density_of(compress_ratio)
-    return DensitySchedule(density, warmup_epochs, warmup_coeff, warmup_stage_steps)
+    return DensitySchedule(density, warmup_epochs, warmup_coeff, warmup_stage_steps, warmup_steps)
 
 
 def wire_codec(

@@ -30,6 +30,7 @@ def random_k(
     warmup_epochs: int = 0,
     warmup_coeff: float | Sequence[float] | None = None,
     warmup_stage_steps: int | None = None,
+    warmup_steps: int = 0,
     seed: int = 0,
     unbiased: bool = False,
     memory: Memory | None = None,
@@ -42,7 +43,7 @@ def random_k(
 
     Args:
         compress_ratio: The density.
-        warmup_epochs, warmup_coeff, warmup_stage_steps: See DensitySchedule.
+        warmup_epochs, warmup_coeff, warmup_stage_steps, warmup_steps: See DensitySchedule.
         seed: Of the positions.
         unbiased: Scale by n/k, and keep no residual.
         memory: Error feedback; a residual, or none where unbiased.
@@ -55,7 +56,7 @@ def random_k(
         memory=memory or (NoMemory() if unbiased else Residual()),
         exchange=RandomK(seed, unbiased),
         schedule=published_schedule(
-            compress_ratio, warmup_epochs, warmup_coeff, warmup_stage_steps
+            compress_ratio, warmup_epochs, warmup_coeff, warmup_stage_steps, warmup_steps
         ),
         rules=rules or LayerRules(),
         planner=planner or BySize(),

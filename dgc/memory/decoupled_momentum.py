@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from dgc.buckets import Bucket, part_of
 from dgc.corrected import Corrected
@@ -35,6 +36,17 @@ class DecoupledMomentum(Residual):
                 f'DecoupledMomentum has a momentum of its own (decay={self.decay}) and the '
                 f"optimizer's is {momentum}: set the optimizer's momentum to 0"
             )
+
+    def check_optimizer(self, optimizer: Optimizer) -> None:
+        """The first moment of an optimizer such as Adam is a second momentum."""
+        for group in optimizer.param_groups:
+            beta1 = group.get('betas', (0.0,))[0]
+            if beta1:
+                name = type(optimizer).__name__
+                raise ValueError(
+                    f'DecoupledMomentum has a momentum of its own (decay={self.decay}) and {name} '
+                    f'would apply another (beta1={beta1}): use torch.optim.SGD without momentum'
+                )
 
     def compensate(self, bucket: Bucket) -> Tensor:
         """``δ ← β·δ + η·g``."""

@@ -194,6 +194,7 @@ def dual_way(
     warmup_epochs: int = 0,
     warmup_coeff: float | Sequence[float] | None = None,
     warmup_stage_steps: int | None = None,
+    warmup_steps: int = 0,
     fp16_values: bool = False,
     int32_indices: bool = False,
     values: str | None = None,
@@ -217,6 +218,7 @@ def dual_way(
         warmup_epochs: Epochs in which the density falls to ``compress_ratio``; see DensitySchedule.
         warmup_coeff: Density of each warm-up epoch, or the factor between two; see DensitySchedule.
         warmup_stage_steps: Steps per stage of the warm-up in place of an epoch's.
+        warmup_steps: A worker's steps in which the density falls, in place of ``warmup_epochs``.
         fp16_values: Send values in half precision.
         int32_indices: Send indices in 32 bits.
         values: Coding of the values by name, in place of ``fp16_values``.
@@ -238,7 +240,7 @@ def dual_way(
         secondary=secondary or SampledTopK(),
         codec=codec or wire_codec(fp16_values, int32_indices, values, indices),
         schedule=published_schedule(
-            compress_ratio, warmup_epochs, warmup_coeff, warmup_stage_steps
+            compress_ratio, warmup_epochs, warmup_coeff, warmup_stage_steps, warmup_steps
         ),
         secondary_ratio=secondary_ratio,
         rules=rules or LayerRules(),

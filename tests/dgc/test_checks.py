@@ -35,6 +35,8 @@ D = dgc.deep_gradient_compression
          'class list'),
         (lambda: D(warmup_epochs='5'), "warmup_epochs must be a number, got '5': write "
          'warmup_epochs=5, without quotes'),
+        (lambda: D(warmup_steps='5'), "warmup_steps must be a number, got '5': write "
+         'warmup_steps=5, without quotes'),
         (lambda: D(warmup_epochs=2, warmup_coeff='0.1'), "warmup_coeff must be a number, got '0.1'"
          ': write warmup_coeff=0.1, without quotes'),
         (lambda: D(warmup_epochs=2, warmup_coeff=[0.1, 'x']), 'warmup_coeff must be a number, got '

@@ -5,6 +5,7 @@ import torch
 from dgc_helpers import parameters, train, values, wrap
 
 import dgc
+from dgc.algorithms import ALGORITHMS
 from dgc.bucket_spec import BucketSpec
 from dgc.clipping import ClipByGlobalNorm, ClipByModelNorm, ClipByNorm, ClipByValue
 from dgc.codec import INDICES, VALUES, Codec, Unbiased
@@ -220,8 +221,19 @@ class TestFingerprint:
     def test_steps_per_epoch_counts_where_the_warm_up_is_by_epochs(self):
         by_epoch = dgc.deep_gradient_compression(warmup_epochs=2)
         by_step = dgc.deep_gradient_compression(warmup_epochs=2, warmup_stage_steps=5)
+        few_steps = dgc.deep_gradient_compression(warmup_steps=10)
         assert by_epoch.fingerprint(7) != by_epoch.fingerprint(8)
+        assert few_steps.fingerprint(7) == few_steps.fingerprint(None)
+        assert few_steps.fingerprint(7) != by_step.fingerprint(7)
         assert by_step.fingerprint(7) == by_step.fingerprint(8)
+
+
+@pytest.mark.parametrize('row', [row for row in ALGORITHMS.values() if row.has_density], ids=str)
+def test_every_density_can_fall_over_steps(row):
+    schedule = row.composition(0.02, warmup_steps=7).schedule
+    assert schedule == DensitySchedule(0.02, warmup_steps=7)
+    with pytest.raises(ValueError, match='warmup_steps=7 and warmup_epochs=2 are two warm-ups'):
+        row.composition(0.02, warmup_steps=7, warmup_epochs=2)
 
 
 class TestPartsThatDoNotFit:

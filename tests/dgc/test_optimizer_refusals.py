@@ -71,8 +71,9 @@ class TestRefusals:
     def test_a_warm_up_in_epochs_needs_their_length(self):
         named = parameters()
         composition = exact(warmup_epochs=2)
-        with pytest.raises(ValueError, match='needs steps_per_epoch'):
+        with pytest.raises(ValueError, match='needs steps_per_epoch: give it, or set warmup_steps'):
             self.wrap(self.sgd(named), named, composition)
+        self.wrap(self.sgd(named), named, exact(warmup_steps=5))
         self.wrap(self.sgd(named), named, composition, steps_per_epoch=5)
         self.wrap(self.sgd(named), named, exact(warmup_epochs=2, warmup_stage_steps=5))
 

@@ -99,14 +99,25 @@ class TestState:
             for buffer, tensor in buffers.items():
                 assert torch.equal(state['ranks']['rank 0 of 1']['memory'][name][buffer], tensor)
 
-    def test_the_density_goes_on_from_the_saved_step(self):
-        ramp = {'warmup_epochs': 4, 'warmup_coeff': [0.5, 0.4, 0.3, 0.2], 'warmup_stage_steps': 1}
+    @pytest.mark.parametrize(
+        ('ramp', 'first', 'third'),
+        [
+            (
+                {'warmup_epochs': 4, 'warmup_coeff': [0.5, 0.4, 0.3, 0.2], 'warmup_stage_steps': 1},
+                0.5,
+                0.3,
+            ),
+            ({'warmup_steps': 9}, 0.1**0.1, 0.1**0.3),
+        ],
+    )
+    def test_the_density_goes_on_from_the_saved_step(self, ramp, first, third):
         _, optimizer, state = self.saved(exact(0.1, **ramp), steps=2)
         resumed = wrap(parameters(), exact(0.1, **ramp))
-        assert resumed.reducer.buckets[0].density == 0.5
+        assert resumed.reducer.buckets[0].density == pytest.approx(first)
         resumed.load_state_dict(state)
         assert resumed.steps == 2
-        assert resumed.reducer.buckets[0].density == optimizer.reducer.buckets[0].density == 0.3
+        assert resumed.reducer.buckets[0].density == optimizer.reducer.buckets[0].density
+        assert resumed.reducer.buckets[0].density == pytest.approx(third)
 
 
 def test_a_state_given_to_the_wrapped_optimizer_is_the_wrappers_too():

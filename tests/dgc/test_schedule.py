@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -91,6 +93,46 @@ def test_stages_may_be_counted_in_steps_whatever_an_epoch_is():
     for steps_per_epoch in (1, 1000):
         densities = [schedule.at(step, steps_per_epoch) for step in range(8)]
         assert densities == [0.5] * 3 + [0.1] * 3 + [0.01] * 2
+
+
+class TestSteps:
+    @settings(deadline=None)
+    @given(st.floats(1e-4, 0.999), st.integers(1, 300), st.integers(1, 1000))
+    def test_the_density_falls_at_every_step_by_the_same_factor(self, density, steps, epoch):
+        schedule = DensitySchedule(density, warmup_steps=steps)
+        falling = [1.0, *(schedule.at(step, epoch) or 1.0 for step in range(steps + 1))]
+        ratios = [later / now for now, later in itertools.pairwise(falling)]
+        assert ratios == pytest.approx([density ** (1 / (steps + 1))] * (steps + 1))
+        assert schedule.at(steps, epoch) == schedule.at(10 * steps, epoch) == density
+
+    def test_they_are_published_stages_of_one_step_to_the_bit(self):
+        by_step = DensitySchedule(0.01, warmup_steps=50)
+        by_stage = DensitySchedule(0.01, warmup_epochs=50, stage_steps=1)
+        assert all(by_step.at(step, 7) == by_stage.at(step, 7) for step in range(60))
+
+    def test_another_final_density_keeps_them(self):
+        schedule = DensitySchedule(0.01, warmup_steps=9)
+        assert schedule.towards(0.1) == DensitySchedule(0.1, warmup_steps=9)
+        assert schedule.towards(None).at(3, 1) is None
+
+    @pytest.mark.parametrize(
+        ('other', 'named'),
+        [
+            ({'warmup_epochs': 5}, 'warmup_epochs=5'),
+            ({'stage_steps': 3}, 'warmup_stage_steps=3'),
+            ({'warmup_coeff': 0.5}, 'warmup_coeff=0.5'),
+            ({'warmup_coeff': [0.5]}, r'warmup_coeff=\(0.5,\)'),
+        ],
+    )
+    def test_two_warm_ups_are_refused(self, other, named):
+        with pytest.raises(ValueError, match=f'^warmup_steps=9 and {named} are two warm-ups: .*'):
+            DensitySchedule(0.01, warmup_steps=9, **other)
+        DensitySchedule(0.01, warmup_steps=0, **other)
+
+    @pytest.mark.parametrize('steps', [-1, 2.5, float('nan'), float('inf')])
+    def test_no_number_of_steps_is_refused(self, steps):
+        with pytest.raises(ValueError, match='warmup_steps must be a whole number, 0'):
+            DensitySchedule(0.01, warmup_steps=steps)
 
 
 def test_without_a_warm_up_the_density_holds_from_the_first_step():

@@ -109,6 +109,11 @@ CASES: dict[str, tuple[list[str], str]] = {
         [*DIGITS, f'{TRAIN}.compression.warmup_epochs', '-2'],
         '…warmup_epochs must be at least 0, got -2 (…warmup_epochs = -2: the command line)',
     ),
+    'two warm-ups': (
+        [*DIGITS, f'{TRAIN}.compression.warmup_steps', '20'],
+        '…warmup_steps=20 and warmup_epochs=5 are two warm-ups: …leave warmup_epochs out '
+        '(…warmup_epochs = 5: configs/dgc/wm5.py; …warmup_steps = 20: the command line)',
+    ),
     'a name in the place of a node': (
         ['--configs', 'configs/digits/cnn.py', '--configs.dataset', 'datasets.Digits'],
         "configs.dataset = …: it is a node; set its settings, not itself",
