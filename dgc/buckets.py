@@ -210,8 +210,8 @@ class Bucket:
         """Yield each parameter's name and its view of ``flat[n]``, in the parameter's shape."""
         yield from self.spec.views(flat)
 
-    def collect(self, member: Member) -> None:
-        """Use the parameter's ``.grad`` as its gradient; None counts as zeros."""
+    def collect(self, member: Member, factor: Tensor | None = None) -> None:
+        """Use the parameter's ``.grad``, times ``factor``, as its gradient; zeros for None."""
         if self._shows_own:
             self._keep_apart()
         grad = member.parameter.grad
@@ -224,10 +224,13 @@ class Bucket:
         self.unused.discard(member.name)
         self._taken[member.name] = Taken(grad, grad._version, address(grad))
         if self._borrows(grad):
-            self._lent[member.name] = grad.data.view(-1)
-            return
-        values = grad.detach()  # with create_graph=True it has a graph
-        self._part(member).copy_(values.to_dense() if grad.is_sparse else values)
+            gradient = self._lent[member.name] = grad.data.view(-1)
+        else:
+            values = grad.detach()  # with create_graph=True it has a graph
+            gradient = self._part(member)
+            gradient.copy_(values.to_dense() if grad.is_sparse else values)
+        if factor is not None:
+            gradient.mul_(factor)
 
     def _keep_apart(self) -> None:
         """Change to other storage where a ``.grad`` is still a view of the bucket's own, because
@@ -288,6 +291,12 @@ class Bucket:
             elif member.parameter.grad is not None:
                 member.parameter.grad.zero_()
 
+    def spoil(self) -> None:
+        """Make every ``.grad`` NaN."""
+        for member in self.members:
+            if member.parameter.grad is not None:
+                member.parameter.grad.data.fill_(torch.nan)
+
     def copy_to_total(self, values: Tensor) -> Tensor:
         """Return ``total``, holding ``values[n]``."""
         return self.total if values is self.total else self.total.copy_(values)
@@ -321,6 +330,12 @@ class Bucket:
         if self._deferred is not None:
             self._spread_into_own()
         return self.pieces
+
+    def scale(self, factor: Tensor) -> bool:
+        """Multiply the result by ``factor``; return whether it is finite then."""
+        for piece in self.result:
+            piece.mul_(factor)
+        return ops.kernels(self.device).finite(self.pieces)
 
     def _spread_into_own(self) -> None:
         """Add up sparse contributions in the bucket's own storage."""

@@ -7,13 +7,14 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
+from torch.amp.grad_scaler import GradScaler
 from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -25,11 +26,13 @@ from dgc.checks import check_part, concrete
 from dgc.composition import Composition
 from dgc.engines import Engine, TorchEngine
 from dgc.handshake import gather_states
+from dgc.nonfinite import NonFiniteGradientError
 from dgc.optim.closures import refuse_closures
 from dgc.planner import Plan
 from dgc.profile import Profile
 from dgc.reducer import Reducer
 from dgc.saved_state import join_ranks, labelled, share_of
+from dgc.scaling import Scaling, check_given, scaling_of, with_remedy
 from dgc.wiring import (
     check_dtypes,
     check_momentum,
@@ -121,7 +124,7 @@ class CompressionState:
     momentum, since DDP discards its mean.
 
     Pickling and copying keep settings, steps and memory (``state_dict()``), not the optimizers, the
-    process group and the engine. The copy is registered with a model of its own.
+    process group, the engine and the scaler. The copy is registered with a model of its own.
 
     Args:
         composition: The parts that process the gradients.
@@ -132,15 +135,20 @@ class CompressionState:
         steps_per_epoch: The number of optimizer steps in an epoch of the composition's schedule.
         process_group: Must have the ranks of DDP's; by default it is DDP's.
         engine: By default a TorchEngine over the process group.
+        scaler: The ``torch.amp.GradScaler`` that scales the losses. Memories are in the units of
+            the loss that is not scaled. Where any rank's gradient overflows, ``.grad`` becomes NaN
+            on all ranks, whose scalers then skip the step, and the memory is as before the step.
 
     Attributes:
         reducer: Processes the buckets; None before the first pass.
         plan: The division of the parameters into buckets; None before the first pass.
         steps: The number of steps so far. Backward passes whose gradients are accumulated are one.
+        scaler: As given; of a copy, to be set before the first pass.
 
     Raises:
         TypeError: Where a setting is of a wrong type.
-        ValueError: Where settings contradict each other, or ``nonfinite`` is 'skip'.
+        ValueError: Where settings contradict each other, or ``nonfinite`` is 'skip' and there is no
+            scaler, which would skip the step.
     """
 
     reducer: Reducer
@@ -153,10 +161,10 @@ class CompressionState:
         steps_per_epoch: int | None = None,
         process_group: dist.ProcessGroup | None = None,
         engine: Engine | None = None,
+        scaler: GradScaler | None = None,
     ) -> None:
         check_part('composition', composition, Composition, 'dgc.deep_gradient_compression(0.001)')
-        if composition.nonfinite == 'skip':
-            raise ValueError("nonfinite='skip' needs DistributedOptimizer: DDP cannot skip a step")
+        check_skipping(composition, scaling_of(scaler))
         check_schedule(composition, steps_per_epoch)
         self.composition = composition
         given = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers or ())
@@ -169,17 +177,21 @@ class CompressionState:
         self._given_steps_per_epoch = steps_per_epoch
         self.steps = 0
         self._saved: dict[str, Any] | None = None  # to be restored in the first pass
-        self._prepare(given, process_group, engine)
+        self._prepare(given, process_group, engine, scaler)
 
     def _prepare(
         self,
         optimizers: list[Optimizer],
         process_group: dist.ProcessGroup | None = None,
         engine: Engine | None = None,
+        scaler: GradScaler | None = None,
     ) -> None:
         """Set what belongs to a model and is not copied."""
         self._optimizers = optimizers
         self._process_group, self._engine = process_group, engine
+        self.scaler = scaler
+        self._scaling: Scaling | None = None
+        self._is_skipped = False  # the last exchange, on all ranks
         self._is_wired = False
         self._places: dict[Tensor, Place] = {}
         self._missing: Counter[int] = Counter()
@@ -189,6 +201,7 @@ class CompressionState:
         self._has_stepped = False
         self._has_warned = False  # that gradients were discarded
         self._kinds: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
+        self._checked: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # for a scaler
 
     def __getstate__(self) -> dict[str, Any]:
         """Return settings, steps and memory."""
@@ -322,13 +335,15 @@ class CompressionState:
         """
         groups = Groups(self._optimizers, self._unknown_groups(named, parameters))
         check_dtypes(trained(groups, named))
+        self._scaling = scaling_of(self.scaler, [(n, p) for n, p, _ in trained(groups, named)])
+        composition = check_skipping(self.composition, self._scaling)
         self.composition.rules.check_patterns([name for name, _ in named])
         engine = self._engine_for(group, named[0][1].device)
         self.reducer, self.plan = wire(
-            groups, named, self.composition, engine, self._given_steps_per_epoch, profile=profile,
-            agreed={'the optimizers': groups.name},
+            groups, named, composition, engine, self._given_steps_per_epoch, profile=profile,
+            agreed={'the optimizers': groups.name, 'the GradScaler': str(self._scaling)},
         )  # fmt: skip
-        self.reducer.find_unused = True
+        self.reducer.find_unused, self.reducer.scaling = True, self._scaling
         for index, bucket in enumerate(self.reducer.buckets):
             bucket.publishes = False
             for member in bucket.members:
@@ -428,6 +443,9 @@ class CompressionState:
             self._check_late(optimizer)
             self._optimizers.append(optimizer)
             self._adopt(optimizer)
+        if self._kinds.get(optimizer) and optimizer not in self._checked:
+            check_given(optimizer, self.scaler, 'CompressionState(…, scaler=scaler)')
+            self._checked.add(optimizer)
         if self._kinds.setdefault(optimizer, False):
             self._has_stepped = self._stepped = True
 
@@ -483,6 +501,10 @@ class CompressionState:
     def _begin(self) -> None:
         """Prepare for the gradients of an exchange."""
         self.reducer.set_densities(self.steps, self.steps_per_epoch)
+        if self._scaling is not None:
+            self._scaling.begin()
+        if self._stepped:
+            self.reducer.begin_step()
         self._missing = Counter(place.index for place in self._places.values())
         for bucket in self.reducer.buckets:
             bucket.continued.clear()
@@ -512,6 +534,8 @@ class CompressionState:
             else:
                 self._continue(bucket, place, place.base)
                 place.view.copy_(gradient - place.base)
+            if self._scaling is not None:
+                place.view.mul_(self._scaling.inverse(place.view.device))
             self._missing[place.index] -= 1
             if not self._missing[place.index]:
                 self.reducer.ready(place.index)
@@ -532,7 +556,7 @@ class CompressionState:
     def _check_applied(self, place: Place) -> None:
         """Warn once where ``zero_grad()`` discarded the last mean of a parameter, after which no
         optimizer stepped."""
-        if not self._has_stepped or self._has_warned:
+        if not self._has_stepped or self._has_warned or self._is_skipped:
             return
         has_mean = place.name not in self.reducer.unused
         if has_mean and (place.base is None or is_zeroed(place, place.base)):
@@ -546,11 +570,17 @@ class CompressionState:
 
     def _finish(self) -> None:
         """Wait for the mean gradients and copy them into DDP's buckets."""
-        self.reducer.synchronize()
+        try:
+            usable = self.reducer.synchronize(is_final=False)
+        except NonFiniteGradientError as error:
+            raise with_remedy(error, 'CompressionState(…, scaler=scaler)') from None
         for bucket, gradients, future in self._waiting:
             for parameter, gradient in gradients:
                 place = self._places[parameter]
-                if place.name in self.reducer.unused:
+                if not usable:  # the scaler of every rank is to skip the step
+                    place.view.fill_(torch.nan)
+                    gradient.fill_(torch.nan)
+                elif place.name in self.reducer.unused:
                     gradient.zero_()
                 else:
                     gradient.copy_(place.view)
@@ -562,7 +592,7 @@ class CompressionState:
             future.set_result(bucket.buffer())
         if not any(bucket.continued for bucket in self.reducer.buckets):
             self.steps += 1
-        self._has_exchanged, self._stepped = True, False
+        self._has_exchanged, self._stepped, self._is_skipped = True, False, not usable
 
 
 def compression_hook(
@@ -592,10 +622,11 @@ class CompressionHook(CompressionState):
         steps_per_epoch: The number of optimizer steps in an epoch of the composition's schedule.
         profile: Measures a step of ``model.module``, for planners that need times; see
             ``dgc.profile``.
+        scaler: See CompressionState.
 
     Raises:
-        ValueError: Where settings contradict each other, ``nonfinite`` is 'skip', or the model
-            trains parameters that the optimizer does not update.
+        ValueError: Where settings contradict each other, ``nonfinite`` is 'skip' without a scaler,
+            or the model trains parameters that the optimizer does not update.
     """
 
     def __init__(
@@ -606,10 +637,11 @@ class CompressionHook(CompressionState):
         engine: Engine | None = None,
         steps_per_epoch: int | None = None,
         profile: Callable[[], Profile] | None = None,
+        scaler: GradScaler | None = None,
     ) -> None:
         check_part('composition', composition, Composition, 'dgc.deep_gradient_compression(0.001)')
         check_part('optimizer', optimizer, Optimizer, 'torch.optim.SGD(model.parameters(), lr=0.1)')
-        super().__init__(composition, optimizer, steps_per_epoch, engine=engine)
+        super().__init__(composition, optimizer, steps_per_epoch, engine=engine, scaler=scaler)
         if model.mixed_precision is not None:
             raise ValueError(
                 'DistributedDataParallel(mixed_precision=…) has a communication hook of its own, '
@@ -641,6 +673,19 @@ def check_without_optimizer(composition: Composition, has_momenta: bool) -> None
             f'{type(memory).__name__} {reason} from the first backward pass on, and the optimizer '
             f'is known from its first step on: {REMEDY}'
         )
+
+
+def check_skipping(composition: Composition, scaling: Scaling | None) -> Composition:
+    """Return the composition, which skips steps where a scaler does; raise ValueError where it
+    should without one."""
+    if scaling is not None:
+        return replace(composition, nonfinite='skip')
+    if composition.nonfinite == 'skip':
+        raise ValueError(
+            "nonfinite='skip' needs DistributedOptimizer, or a GradScaler that skips the step "
+            '(CompressionState(…, scaler=scaler)): DDP alone cannot skip a step'
+        )
+    return composition
 
 
 def owner(state: CompressionState) -> DistributedDataParallel | None:

@@ -22,6 +22,7 @@ from dgc.handshake import broadcast_tensors
 from dgc.optim import DGCSGD, OneBitAdam
 from dgc.optim.closures import refuse_closures
 from dgc.saved_state import labelled, share_of
+from dgc.scaling import called_by_scaler, step_scaled
 from dgc.sources import Movement, check_trained
 from dgc.wiring import check, groups_of, pairs, regroup, wire
 from dgc.wrapper import Wrapper
@@ -46,6 +47,10 @@ class LocalSteps(Wrapper):
     The inner optimizer's state stays local. Between outer steps the ranks' parameters differ;
     ``agreed_parameters()`` puts θ_s into the model, for evaluation. A copy of the parameters is
     kept for θ_s.
+
+    ``scaler.step(optimizer)`` of a ``torch.amp.GradScaler`` takes inner steps. Scale and overflow
+    are a rank's own: it skips its inner step, which counts as one, so that all ranks send Δ in the
+    same step.
 
     Args:
         inner: Takes local steps, at the learning rate of one rank.
@@ -120,6 +125,9 @@ class LocalSteps(Wrapper):
         while self._handles:
             self._handles.pop().remove()
 
+    # A GradScaler then calls ``step()`` after an overflow, too, so that the step is counted.
+    _step_supports_amp_scaling = True
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one inner step and, after every H of them, the outer step.
 
@@ -130,11 +138,12 @@ class LocalSteps(Wrapper):
             NonFiniteGradientError: On all ranks, where a rank's movement is not finite; the model
                 then holds θ_s.
         """
-        loss = self.inner.step(closure)
-        self.steps += 1
-        self.reducer.count_local_step()
-        if self.steps % self.every == 0:
-            self.synchronize()
+        with called_by_scaler(self):
+            loss = step_scaled(self, self.inner, closure)
+            self.steps += 1
+            self.reducer.count_local_step()
+            if self.steps % self.every == 0:
+                self.synchronize()
         return loss
 
     def synchronize(self) -> bool:

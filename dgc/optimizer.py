@@ -5,10 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch.amp.grad_scaler import GradScaler
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
@@ -28,8 +30,9 @@ from dgc.saved_state import (
     share_of,
     state_of_wrapped,
 )
+from dgc.scaling import check_step, scaling_of, wait_in
 from dgc.sources import GradientHooks
-from dgc.wiring import check, check_momentum_once, pairs, regroup, wire
+from dgc.wiring import check, check_momentum_once, pairs, regroup, trained, wire
 from dgc.wrapper import Wrapper
 
 
@@ -70,10 +73,17 @@ class DistributedOptimizer(Wrapper):
         find_unused: Whether a parameter whose ``.grad`` is None on all ranks keeps residual and
             momentum, and is not updated, as in torch. Else zeros are applied to it, so that weight
             decay and momentum move it.
+        scaler: The ``torch.amp.GradScaler`` that scales the losses, for PyTorch's documented loops:
+            its ``unscale_`` and ``step`` wait for the mean gradients of this optimizer. Memories
+            are in the units of the loss that is not scaled. A step in which any rank's gradient
+            overflows is skipped by the scalers of all ranks and leaves no trace: the composition's
+            ``nonfinite`` becomes 'skip'.
 
     Attributes:
         plan: The division of the parameters into buckets.
         engine: The one that carries this optimizer's buckets: ``engine`` or a duplicate.
+        scaler: As given.
+        scaling: The scale of this step's gradients; None without a scaler, or with a disabled one.
 
     Raises:
         TypeError: Where a setting is of a wrong type.
@@ -93,10 +103,15 @@ class DistributedOptimizer(Wrapper):
         configuration: str = '',
         profile: Callable[[], Profile] | None = None,
         find_unused: bool = True,
+        scaler: GradScaler | None = None,
     ) -> None:
         composition = deep_gradient_compression() if composition is None else composition
         named = pairs(named_parameters)
         check(optimizer, named, composition, steps_per_epoch)
+        self.scaler = scaler
+        self.scaling = scaling_of(scaler, [(name, p) for name, p, _ in trained(optimizer, named)])
+        if self.scaling is not None:
+            composition = replace(composition, nonfinite='skip')
         check_evaluations(optimizer, composition)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.optimizer = optimizer
@@ -104,16 +119,19 @@ class DistributedOptimizer(Wrapper):
         engine = engine or create(device=named[0][1].device)
         self.reducer, self.plan = wire(
             optimizer, named, composition, engine, steps_per_epoch, configuration, profile,
-            agreed={'find_unused': str(find_unused)},
+            agreed={'find_unused': str(find_unused), 'the GradScaler': str(self.scaling)},
         )  # fmt: skip
         self.engine = self.reducer.engine
         self.reducer.find_unused = find_unused
+        self.reducer.scaling = self.scaling
         broadcast_tensors(self.engine, [parameter for _, parameter in named])
         self.batches_per_step = batches_per_step
         self.steps_per_epoch = steps_per_epoch or 1
         self.steps = 0
         names = {parameter: name for name, parameter in named}
-        self.source = GradientHooks(self.reducer, optimizer, names, batches_per_step)
+        self.source = GradientHooks(self.reducer, optimizer, names, batches_per_step, self.scaling)
+        if scaler is not None:
+            wait_in(scaler)
         self._synchronized: bool | None = None
         self._handle = optimizer.register_load_state_dict_post_hook(lambda _: self._regroup())
         # Views of a bucket have the parameters' logical order. Autograd warns where a parameter's
@@ -155,6 +173,12 @@ class DistributedOptimizer(Wrapper):
                     "zero_grad(), set nonfinite='skip' in the composition; a backward pass that is "
                     'no part of a step goes into `with optimizer.no_sync():`'
                 )
+            if self.scaling is not None:
+                raise RuntimeError(
+                    'zero_grad() between backward() and step() would let the scales of the ranks '
+                    'differ, since the others back off: to discard a step with a GradScaler, call '
+                    'optimizer.discard(), and go on with scaler.step(optimizer), scaler.update()'
+                )
             self.discard()
             self.synchronize()
             self._end_step()
@@ -182,11 +206,13 @@ class DistributedOptimizer(Wrapper):
                     self._begin_step()
                     self.zero_grad()
                 raise
-            if is_discarded:
-                for bucket in self.reducer.buckets:
-                    bucket.zero()
-            else:
+            if not is_discarded:
                 self.source.check_result()
+            for bucket in self.reducer.buckets:
+                if self.scaling is not None and not usable:
+                    bucket.spoil()  # the scaler of every rank is to skip the step
+                elif is_discarded:
+                    bucket.zero()
             self._synchronized = usable
         return self._synchronized
 
@@ -203,6 +229,7 @@ class DistributedOptimizer(Wrapper):
         Raises:
             TypeError: Without a closure where the optimizer needs one.
         """
+        check_step(self, closure)
         if needs_closure(self.optimizer):
             return self._step_by_evaluations(closure)
         loss = None
@@ -249,6 +276,17 @@ class DistributedOptimizer(Wrapper):
                 "optimizer's state: give DistributedOptimizer itself to "
                 "torch.distributed.checkpoint.save(), as {'optimizer': optimizer}"
             )
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether a GradScaler calls ``step()`` whatever it finds in ``.grad``: one that was not
+        given, so that ``step()`` refuses it on all ranks, also where one has an overflow."""
+        return self.scaling is None
+
+    def end_skipped_step(self) -> None:
+        """End a step that the scaler has skipped after ``synchronize()``. Called by the scaler."""
+        if self._synchronized is not None:
+            self._end_step()
 
     def _end_step(self) -> None:
         self.steps += 1

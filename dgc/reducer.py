@@ -21,6 +21,7 @@ from dgc.exchanges import AllReduce, Context, Exchange, Scale
 from dgc.exchanges.base import ring_bytes
 from dgc.nonfinite import NonFiniteGradientError, finite, non_finite_message, not_finite
 from dgc.saved_state import restore, save
+from dgc.scaling import Scaling
 from dgc.sparse import Sparse, mean_of_contributors
 
 
@@ -112,6 +113,7 @@ class Reducer:
         find_unused: Whether to leave parameters alone that no rank used in a step; the same on all
             ranks.
         unused: The names of the parameters that no rank used in the last step.
+        scaling: The scale that the results are multiplied by; None for none.
     """
 
     def __init__(self, buckets: Sequence[Bucket], composition: Composition, engine: Engine) -> None:
@@ -128,6 +130,7 @@ class Reducer:
         self._discards = False  # this rank wants the step to be skipped
         self.find_unused = False
         self.unused: set[str] = set()
+        self.scaling: Scaling | None = None
         self._kept: dict[int, Mapping[str, Sequence[Tensor]]] = {}  # state of what is unused here
         self._size = engine.size
         self._snapshots: dict[int, Mapping[str, Any]] = {}
@@ -186,8 +189,16 @@ class Reducer:
             )
         self._discards = True
 
-    def synchronize(self) -> bool:
-        """Finish the step: every bucket's gradients become the result of the exchange.
+    def begin_step(self) -> None:
+        """Begin a step after one whose exchanges were not final."""
+        self._snapshots.clear()
+
+    def synchronize(self, is_final: bool = True) -> bool:
+        """Finish an exchange: every bucket's gradients become its result.
+
+        Args:
+            is_final: Whether the step ends with it. Else a later exchange that is skipped restores
+                the state before this one, until ``begin_step()``.
 
         Returns:
             False where all ranks skip the step.
@@ -221,7 +232,8 @@ class Reducer:
         usable = not (self._discards or any(outcome.non_finite for outcome in outcomes))
         if not usable:
             self._roll_back()
-        self._snapshots.clear()
+        if is_final or not usable:
+            self._snapshots.clear()
         if not usable and self.composition.nonfinite == 'stop':
             raise self._non_finite(outcomes)
         self._failures.clear()
@@ -312,7 +324,7 @@ class Reducer:
         try:
             with self._stream(bucket.device):
                 gradients_complete.wait()
-                if self.composition.nonfinite == 'skip':
+                if self.composition.nonfinite == 'skip' and index not in self._snapshots:
                     self._snapshots[index] = bucket.state.snapshot()
                 return self._process(index)
         except BaseException:
@@ -371,6 +383,9 @@ class Reducer:
         # Error feedback. A non-finite result, and what was cut from it, must not enter a memory.
         if not non_finite:
             composition.memory.update(bucket, selected, exchanged, result)
+            if self.scaling is not None and not bucket.scale(self.scaling.scale(bucket.device)):
+                non_finite = True
+                self._failures.append(f'{bucket.name}, whose mean is too large for its scale')
         sent = (exchanged.sent or selected).values.numel()
         self._account(bucket, sent, time.perf_counter() - start, before, exchanged.flag is not None)
         if flag is not None:

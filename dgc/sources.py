@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dgc.buckets import Bucket, Member
 from dgc.reducer import Reducer
+from dgc.scaling import Scaling
 from dgc.wiring import groups_of
 
 
@@ -54,6 +55,7 @@ class GradientHooks(Source):
         optimizer: Whose parameters must stay those of the buckets.
         names: Parameter → name, of the whole model.
         batches_per_step: Backward passes whose gradients are accumulated before they are sent.
+        scaling: The scale by which gradients are divided; None where losses are not scaled.
     """
 
     def __init__(
@@ -62,8 +64,10 @@ class GradientHooks(Source):
         optimizer: Optimizer,
         names: Mapping[Parameter, str],
         batches_per_step: int = 1,
+        scaling: Scaling | None = None,
     ) -> None:
         self._reducer = reducer
+        self._scaling = scaling
         self._optimizer = optimizer
         self._names = names
         self._batches_per_step = batches_per_step
@@ -87,6 +91,8 @@ class GradientHooks(Source):
         buckets = self._reducer.buckets
         self._passes = {member.parameter: 0 for bucket in buckets for member in bucket.members}
         self._missing = [len(bucket.members) for bucket in buckets]
+        if self._scaling is not None:
+            self._scaling.begin()
         self._is_open = True
         self.has_failed = False
 
@@ -133,7 +139,7 @@ class GradientHooks(Source):
                 'pass that is no part of a step goes into `with optimizer.no_sync():`'
             )
         if passes == self._batches_per_step:
-            self._reducer.buckets[index].collect(member)
+            self._collect(self._reducer.buckets[index], member)
             self._missing[index] -= 1
             if not self._missing[index]:
                 self._reducer.ready(index)
@@ -145,8 +151,13 @@ class GradientHooks(Source):
         for bucket in self._reducer.buckets:
             for member in bucket.members:
                 if self._passes[member.parameter] < self._batches_per_step:
-                    bucket.collect(member)
+                    self._collect(bucket, member)
         self._is_open = False
+
+    def _collect(self, bucket: Bucket, member: Member) -> None:
+        """Use a parameter's gradient, without its scale."""
+        scaling = self._scaling
+        bucket.collect(member, None if scaling is None else scaling.inverse(bucket.device))
 
     def check_result(self) -> None:
         """See ``Source.check_result``; called when no other thread writes gradients any more."""

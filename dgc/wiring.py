@@ -125,7 +125,8 @@ def wire(
             'may be under way: create all optimizers before the first backward(), or after step()'
         )
     device = named[0][1].device
-    aspects = describe_parameters(named, configuration) | composition.fingerprint(steps_per_epoch)
+    aspects = describe_parameters(named, configuration) | dict(agreed or {})
+    aspects |= composition.fingerprint(steps_per_epoch)
     parameters = trained(optimizer, named)
     aspects['which parameters are trained'] = '\n'.join(name for name, _, _ in parameters)
     aspects['the optimizer'] = f'{type(optimizer).__name__} {describe(settings(optimizer))}'
@@ -133,7 +134,7 @@ def wire(
     planner = composition.planner
     needs = planner.needs_timing, planner.saved_plan is None, profile is None
     aspects['the planner'] = f'{describe(planner)} {needs}'
-    shake_hands(engine, aspects | dict(agreed or {}), device)
+    shake_hands(engine, aspects, device)
     engine = engine.for_reducer(device)
     if not parameters:
         raise ValueError('no parameter needs a gradient: there is nothing to train')

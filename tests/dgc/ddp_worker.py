@@ -8,13 +8,14 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 import dgc
@@ -166,7 +167,7 @@ def error_of(call: Callable[[], Any]) -> str:
     """The message of the error that a call raises."""
     try:
         call()
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, ArithmeticError) as error:
         return str(error)
     return ''
 
@@ -328,6 +329,7 @@ def conserved(
     in_place: bool = False,
     momentum: float | None = None,
     restart: bool = False,
+    overflows: Mapping[int, int] | None = None,
     **settings: Any,
 ) -> float:
     """The largest difference, relative to the largest sum, between what the ranks' gradients add up
@@ -340,6 +342,8 @@ def conserved(
         in_place: Zero gradients in place.
         momentum: That of a MomentumCorrection; None for a Residual.
         restart: Pickle the state in the middle, and go on with another model.
+        overflows: Step → the pass in which a gradient of rank 1 is infinite, which ends the step
+            for a GradScaler; None where losses are not scaled.
         settings: Of DistributedDataParallel.
     """
     net = Branches()
@@ -351,7 +355,12 @@ def conserved(
     make = torch.optim.SGD if momentum is None else dgc.DGCSGD
     optimizer = make(parameters, lr=0.0, momentum=momentum or 0.0)
     model = DistributedDataParallel(net, **settings)
-    state = registered(model, CompressionState(composition))
+    scaler = GradScaler(
+        'cpu', 1000.0, 1.7, growth_interval=1, enabled=overflows is not None
+    )  # changes its scale in each step
+    state = registered(model, CompressionState(composition, scaler=scaler))
+    scales = []
+    warnings.filterwarnings('error', 'zero_grad')  # nothing is discarded
     expected = [torch.zeros_like(p) for p in parameters]
     velocity = [torch.zeros_like(p) for p in parameters]
     applied = [torch.zeros_like(p) for p in parameters]
@@ -359,11 +368,16 @@ def conserved(
         if restart and number == 3:
             model = DistributedDataParallel(net, **settings)
             state = registered(model, pickle.loads(pickle.dumps(state)))
+            state.scaler = scaler
         optimizer.zero_grad(set_to_none=not in_place)
+        is_lost = number in (overflows or {})
         sums, used = [torch.zeros_like(p) for p in parameters], torch.zeros(len(parameters))
         for each, kind in zip(range(passes), kinds * passes, strict=False):
             seed = passes * number + each
             branches = TAKEN[taken](seed)
+            factor = 1.0
+            if is_lost and overflows[number] == each and dist.get_rank() == 1:
+                factor = torch.inf
             value = loss(net, seed, branches)
             for index, grad in enumerate(torch.autograd.grad(value, parameters, allow_unused=True)):
                 if grad is not None:
@@ -371,25 +385,39 @@ def conserved(
                     used[index] = 1
             if kind == 'no_sync':
                 with model.no_sync():
-                    loss(model, seed, branches).backward()
+                    scaler.scale(loss(model, seed, branches) * factor).backward()
             else:
-                loss(model, seed, branches).backward()
+                scaler.scale(loss(model, seed, branches) * factor).backward()
         dist.all_reduce(used)
+        if scaler.is_enabled():
+            scaler.unscale_(optimizer)
         for index, (p, total) in enumerate(zip(parameters, sums, strict=True)):
             dist.all_reduce(total)
-            if used[index]:  # else its momentum stays, too
+            if used[index] and not is_lost:  # else its momentum stays, too
                 velocity[index].mul_(momentum or 0.0).add_(total / dist.get_world_size())
                 expected[index] += velocity[index]
-            if p.grad is not None:
+            if p.grad is not None and not is_lost:
                 applied[index] += p.grad
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
     assert state.steps == 6
+    check_scales(scales, overflows)
     entry = 'residual' if momentum is None else 'velocity'
     left = residuals(state.reducer.state_dict()['memory'], entry)
     assert max(float(each.abs().max()) for each in left) > 1e-3  # there is something to lose
     largest = max(float(each.abs().max()) for each in expected)
     ends = zip(expected, applied, left, strict=True)
     return max(float((e - a - r.view_as(e)).abs().max()) for e, a, r in ends) / largest
+
+
+def check_scales(scales: Sequence[float], overflows: Mapping[int, int] | None) -> None:
+    """Assert that the scale backed off where it had to, and is the same on all ranks."""
+    expected, scale = [], 1000.0
+    for number in range(len(scales)):
+        scale *= 0.5 if number in (overflows or {}) else 1.7
+        expected.append(1.0 if overflows is None else scale)
+    torch.testing.assert_close(list(scales), expected, rtol=1e-5, atol=0.0)
 
 
 def parity(
@@ -400,20 +428,29 @@ def parity(
     in_place: bool = False,
     known: bool = True,
     taken: str = 'all ranks',
+    overflow: int | None = None,
     **settings: Any,
 ) -> list[Tensor]:
-    """The parameters of ``Branches`` after some steps, with our hook or plain DDP."""
+    """The parameters of ``Branches`` after some steps, with our hook or plain DDP.
+
+    Args:
+        overflow: The step in which rank 1's loss is infinite; None where losses are not scaled.
+    """
     net = Branches()
     model = DistributedDataParallel(net, **settings)
     optimizer = make(list(net.parameters()))
+    scaler = GradScaler('cpu', 1024.0, growth_interval=2, enabled=overflow is not None)
     if hooked:
-        registered(model, CompressionState(composition(), optimizer if known else ()))
+        given = optimizer if known else ()
+        registered(model, CompressionState(composition(), given, scaler=scaler))
     for number in range(6):
         optimizer.zero_grad(set_to_none=not in_place)
         for each in range(passes):
             seed = passes * number + each
-            loss(model, seed, TAKEN[taken](seed)).backward()
-        optimizer.step()
+            factor = torch.inf if number == overflow and dist.get_rank() else 1.0
+            scaler.scale(loss(model, seed, TAKEN[taken](seed)) * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
     return [parameter.detach().clone() for parameter in net.parameters()]
 
 
@@ -434,6 +471,11 @@ def sgd(make: type, **settings: Any) -> Callable[[list[nn.Parameter]], torch.opt
 def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """Make an optimizer."""
     return torch.optim.AdamW(parameters, lr=0.01)
+
+
+def fused(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Make an optimizer that a GradScaler calls in each step, with the scale."""
+    return torch.optim.AdamW(parameters, lr=0.01, fused=True)
 
 
 def with_momentum(**settings: Any) -> float:
@@ -492,6 +534,47 @@ def accumulated() -> str:
     return error_of(lambda: model(torch.ones(2, 6)).sum().backward())
 
 
+def scaler_not_given(overflow: bool, known: bool = False, other: bool = False) -> str:
+    """The error of the documented loop with a scaler that the state was not given.
+
+    Args:
+        overflow: In the first backward pass, on rank 1.
+        known: Whether the state was given the optimizer.
+        other: Whether it was given another scaler.
+    """
+    net = nn.Linear(6, 4)
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.AdamW(net.parameters())
+    scaler = GradScaler('cpu')
+    state = CompressionState(dgc.dense(), optimizer if known else ())
+    state.scaler = GradScaler('cpu') if other else None
+    if other:
+        state.scaler.scale(torch.ones(()))
+    registered(model, state)
+
+    def step() -> None:
+        factor = torch.inf if overflow and dist.get_rank() else 1.0
+        scaler.scale(model(torch.ones(2, 6)).sum() * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    return error_of(step)
+
+
+def skipping() -> str:
+    """The error for a composition that skips steps, without a scaler that does."""
+    return error_of(lambda: CompressionState(dgc.dense(nonfinite='skip')))
+
+
+def float16() -> str:
+    """The error for parameters that no scaler divides."""
+    model = DistributedDataParallel(nn.Linear(6, 4).half())
+    scaler = GradScaler('cpu')
+    registered(model, CompressionState(dgc.dense(), scaler=scaler))
+    inputs = torch.ones(2, 6, dtype=torch.float16)
+    return error_of(lambda: scaler.scale(model(inputs).sum()).backward())
+
+
 UNUSED = {'find_unused_parameters': True}
 VIEWS = {'gradient_as_bucket_view': True}
 
@@ -529,6 +612,12 @@ CASES = {
     'other group': other_group,
     'other hook': other_hook,
     'mixed precision': mixed_precision,
+    'no scaler': lambda: scaler_not_given(overflow=False),
+    'no scaler, known': lambda: scaler_not_given(overflow=False, known=True),
+    'no scaler, overflow': lambda: scaler_not_given(overflow=True),
+    'other scaler': lambda: scaler_not_given(overflow=False, other=True),
+    'skipping': skipping,
+    'float16': float16,
     'two optimizers': two_optimizers,
     'embedding, ddp': lambda: embedding(False),
     'embedding': lambda: embedding(True),
@@ -553,7 +642,24 @@ CONSERVING = {
     'no_sync': {'taken': 'all', 'passes': 3, 'kinds': ['no_sync', 'no_sync', 'sync']},
     'no_sync between': {'taken': 'all', 'passes': 3, 'kinds': ['sync', 'no_sync', 'sync']},
     'no_sync, unused': {'passes': 2, 'kinds': ['no_sync', 'sync'], **UNUSED},
-}
+    'scaled': {'taken': 'all', 'overflows': {}},
+    'scaled, overflow': {'taken': 'all', 'overflows': {0: 0, 3: 0, 4: 0}, 'momentum': 0.5},
+    'scaled, views': {'taken': 'all', 'overflows': {2: 0}, **VIEWS},
+    'scaled, unused': {'overflows': {2: 0}, **UNUSED},
+    'scaled, unused on one rank': {'taken': 'one rank', 'overflows': {2: 0}, **UNUSED},
+    'scaled, restarted': {'taken': 'all', 'overflows': {2: 0, 4: 0}, 'restart': True},
+    'scaled, accumulated': {'taken': 'all', 'passes': 3, 'overflows': {2: 0, 3: 2}},
+    'scaled, accumulated, in place': {
+        'taken': 'all', 'passes': 3, 'overflows': {1: 1, 3: 2}, 'in_place': True,
+    },
+    'scaled, accumulated, momentum': {
+        'taken': 'all', 'passes': 2, 'momentum': 0.5, 'overflows': {0: 1, 3: 0, 4: 1},
+    },
+    'scaled, accumulated, unused': {'passes': 2, 'overflows': {2: 0, 3: 1}, **UNUSED},
+    'scaled, no_sync': {
+        'taken': 'all', 'passes': 2, 'kinds': ['no_sync', 'sync'], 'overflows': {2: 0, 3: 1},
+    },
+}  # fmt: skip
 EQUAL = {
     'AdamW': lambda: differs(adamw, adamw, taken='all', known=False),
     'rebuilt views': lambda: with_momentum(taken='all', known=False, **VIEWS),
@@ -563,6 +669,11 @@ EQUAL = {
     'accumulated, in place': lambda: with_momentum(taken='all', passes=3, in_place=True),
     'accumulated, Nesterov': lambda: with_momentum(taken='all', passes=3, nesterov=True),
     'accumulated, late': lambda: with_momentum(taken='all', passes=2, known=False),
+    'scaled': lambda: with_momentum(taken='all', overflow=2),
+    'scaled from an overflow on': lambda: with_momentum(taken='all', overflow=0, known=False),
+    'scaled, AdamW': lambda: differs(adamw, adamw, taken='all', known=False, overflow=3),
+    'scaled, fused': lambda: differs(fused, fused, taken='all', known=False, overflow=1),
+    'scaled, accumulated': lambda: with_momentum(taken='all', passes=3, overflow=2),
 }
 
 

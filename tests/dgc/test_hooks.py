@@ -90,12 +90,27 @@ def test_a_deep_copy_of_the_model_goes_on_alike(ranks):
         ('rate, pickled', 'DecoupledMomentum uses the learning rate from the first backward'),
         ('accumulated', 'gradients are accumulated over several backward passes, and Decoupled'),
         ('mixed precision', 'DistributedDataParallel(mixed_precision=…) has a communication hook'),
+        (
+            'no scaler',
+            'a GradScaler that was not given steps AdamW: gradients were compressed with',
+        ),
+        ('no scaler, known', 'a GradScaler that was not given steps AdamW'),
+        ('other scaler', 'a GradScaler that was not given steps AdamW'),
+        ('skipping', "nonfinite='skip' needs DistributedOptimizer, or a GradScaler that skips"),
+        ('float16', 'scaler does not divide float16 gradients, and weight is float16'),
         ('other group', 'process_group of CompressionState has the ranks [0, 1], and that of Dis'),
         ('other model', 'DistributedDataParallel averages a parameter (4, 6) that this Compress'),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(ranks, case, message):
     assert ranks(case)[0].startswith(message)
+
+
+def test_without_a_scaler_an_overflow_says_where_to_write_it(ranks):
+    """In the first steps the documented loop may not come as far as the optimizer's step."""
+    for message in ranks('no scaler, overflow'):
+        assert 'not finite' in message
+        assert message.endswith('GradScaler, write CompressionState(…, scaler=scaler)')
 
 
 def test_a_backward_pass_that_is_discarded_is_warned_of_once(ranks):

@@ -6,7 +6,7 @@ docs/architecture.md draws them. Names are module prefixes; the longest match co
 LAYERS: tuple[tuple[str, ...], ...] = (
     # Values, arithmetic and messages: no gradient, no communication.
     ('dgc.checks',),
-    ('dgc.schedule', 'dgc.sparse', 'dgc.timeline', 'dgc.profile'),
+    ('dgc.schedule', 'dgc.sparse', 'dgc.timeline', 'dgc.profile', 'dgc.scaling'),
     ('dgc.bucket_spec', 'dgc.rules', 'dgc.ops'),
     ('dgc.state', 'dgc.codec', 'dgc.engines', 'dgc.costmodel', 'dgc.corrected', 'dgc.transforms'),
     # The parts of a composition.
