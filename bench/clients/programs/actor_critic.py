@@ -39,11 +39,11 @@ def main() -> None:
     torch.manual_seed(0)
     actor, critic = network(ACTIONS), network(1)
     actor, critic = DDP(actor), DDP(critic)  # -
-    actor_optimizer = torch.optim.Adam(actor.parameters(), lr=3e-3)
-    critic_optimizer = torch.optim.Adam(critic.parameters(), lr=3e-3)
-    compression = dgc.deep_gradient_compression(DENSITY, warmup_steps=WARMUP, memory=Residual())  # +
-    actor_optimizer = dgc.DistributedOptimizer(actor_optimizer, actor.named_parameters(), compression)  # +
-    critic_optimizer = dgc.DistributedOptimizer(critic_optimizer, critic.named_parameters(), compression)  # +
+    actor_adam = torch.optim.Adam(actor.parameters(), lr=3e-3)
+    critic_adam = torch.optim.Adam(critic.parameters(), lr=3e-3)
+    parts = dgc.deep_gradient_compression(DENSITY, warmup_steps=WARMUP, memory=Residual())  # +
+    actor_adam = dgc.DistributedOptimizer(actor_adam, actor.named_parameters(), parts)  # +
+    critic_adam = dgc.DistributedOptimizer(critic_adam, critic.named_parameters(), parts)  # +
 
     torch.manual_seed(1 + dist.get_rank())
     losses = []
@@ -60,11 +60,11 @@ def main() -> None:
         advantages = (goal - values).detach()
         chosen = torch.distributions.Categorical(logits=logits).log_prob(actions)
         actor_loss, critic_loss = -(chosen * advantages).mean(), F.smooth_l1_loss(values, goal)
-        actor_optimizer.zero_grad()
-        critic_optimizer.zero_grad()
+        actor_adam.zero_grad()
+        critic_adam.zero_grad()
         (actor_loss + critic_loss).backward()
-        actor_optimizer.step()
-        critic_optimizer.step()
+        actor_adam.step()
+        critic_adam.step()
         losses.append(critic_loss.item())
     save(dist.get_rank(), losses)
     dist.destroy_process_group()

@@ -1,7 +1,5 @@
 """In the style of PyTorch's DCGAN: two networks, two optimizers, two passes of the discriminator."""
 
-import contextlib
-
 import torch
 import torch.distributed as dist
 from common import DENSITY, STEPS, WARMUP, save
@@ -45,8 +43,8 @@ def main() -> None:
     torch.manual_seed(0)
     netG, netD = DDP(generator()), DDP(discriminator())  # noqa: N806
     for net in (netG, netD):  # +
-        composition = dgc.deep_gradient_compression(DENSITY, warmup_steps=WARMUP, memory=Residual())  # +
-        net.register_comm_hook(CompressionState(composition), compression_hook)  # +
+        parts = dgc.deep_gradient_compression(DENSITY, warmup_steps=WARMUP, memory=Residual())  # +
+        net.register_comm_hook(CompressionState(parts), compression_hook)  # +
     criterion = nn.BCELoss()
     optimizerD = torch.optim.Adam(netD.parameters(), lr=2e-3, betas=(0.5, 0.999))  # noqa: N806
     optimizerG = torch.optim.Adam(netG.parameters(), lr=2e-3, betas=(0.5, 0.999))  # noqa: N806
@@ -65,10 +63,10 @@ def main() -> None:
         optimizerD.step()
         # Update G: maximize log(D(G(z))).
         netG.zero_grad()
-        with contextlib.nullcontext():  # -
-        with netD.no_sync():  # +
-            errG = criterion(netD(images), real)  # noqa: N806
-            errG.backward()
+        netD.require_backward_grad_sync = False  # +
+        errG = criterion(netD(images), real)  # noqa: N806
+        errG.backward()
+        netD.require_backward_grad_sync = True  # +
         optimizerG.step()
         losses.append((errD_real + errD_fake + errG).item())
     save(dist.get_rank(), losses)

@@ -102,8 +102,8 @@ def main() -> None:
     optimizer = raw_model.optimizer()
     scaler = torch.amp.GradScaler('cpu')
     model = DDP(raw_model)
-    compression = dgc.deep_gradient_compression(DENSITY, warmup_steps=WARMUP, memory=Residual())  # +
-    model.register_comm_hook(CompressionState(compression), compression_hook)  # +
+    parts = dgc.deep_gradient_compression(DENSITY, warmup_steps=WARMUP, memory=Residual())  # +
+    model.register_comm_hook(CompressionState(parts, scaler=scaler), compression_hook)  # +
 
     text, losses = synthetic_text(), []
     torch.manual_seed(1 + dist.get_rank())
