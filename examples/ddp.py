@@ -61,9 +61,8 @@ def main() -> nn.Module:
     model = DistributedDataParallel(network)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     # AdamW has its own momentum, so the memory is a plain residual.
-    composition = dgc.deep_gradient_compression(
-        0.01, warmup_epochs=4, warmup_stage_steps=10, memory=Residual()
-    )
+    warmup = arguments.steps // 4  # in these steps the density falls from 1 to 1 %
+    composition = dgc.deep_gradient_compression(0.01, warmup_steps=warmup, memory=Residual())
     model.register_comm_hook(CompressionState(composition, optimizer), compression_hook)
 
     torch.manual_seed(1 + dist.get_rank())  # each rank has samples of its own

@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 examples/loop.py --checkpoint digits.pt
 
-Started again, it continues after the last epoch of the checkpoint, also with other numbers of ranks.
+Started again, it continues after the last epoch of the checkpoint, with any number of ranks.
 """
 
 from __future__ import annotations

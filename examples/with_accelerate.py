@@ -1,6 +1,8 @@
 """Hugging Face Accelerate: the hook is registered with the model that ``prepare`` returns.
 
     torchrun --nproc-per-node 2 examples/with_accelerate.py
+
+The loop needs no change.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ def main() -> nn.Module:
     loader = DataLoader(digits(), batch_size=32, shuffle=True)
     model, optimizer, loader = accelerator.prepare(network, optimizer, loader)
 
-    composition = dgc.deep_gradient_compression(0.01, warmup_epochs=4, warmup_stage_steps=10)
+    composition = dgc.deep_gradient_compression(0.01, warmup_steps=40)
     model.register_comm_hook(CompressionState(composition), compression_hook)
 
     for epoch in range(arguments.epochs):

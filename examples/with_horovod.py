@@ -1,6 +1,8 @@
 """Horovod: ``dgc.DistributedOptimizer`` takes the place of ``hvd.DistributedOptimizer``.
 
     horovodrun -np 2 python examples/with_horovod.py
+
+The rest of the program stays as it is: Horovod's other functions work beside it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Lightning: ``DDPStrategy`` takes the communication hook and its state.
 
     torchrun --nproc-per-node 2 examples/with_lightning.py
+
+The module needs no change but its optimizer.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def main() -> nn.Module:
     arguments = parser.parse_args()
 
     lightning.seed_everything(0, verbose=False)
-    composition = dgc.deep_gradient_compression(0.01, warmup_epochs=4, warmup_stage_steps=10)
+    composition = dgc.deep_gradient_compression(0.01, warmup_steps=40)
     trainer = lightning.Trainer(
         max_epochs=arguments.epochs,
         accelerator='cpu',

@@ -62,10 +62,9 @@ def main() -> nn.Module:
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     # The trainer's AdamW has its own momentum, so the memory is a plain residual.
+    warmup = arguments.steps // 4  # in these steps the density falls from 1 to 1 %
     compression = Compression(
-        dgc.deep_gradient_compression(
-            0.01, warmup_epochs=4, warmup_stage_steps=10, memory=Residual()
-        )
+        dgc.deep_gradient_compression(0.01, warmup_steps=warmup, memory=Residual())
     )
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(

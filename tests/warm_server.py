@@ -169,7 +169,7 @@ def run(words: list[str]) -> None:
 
 
 if __name__ == '__main__':
-    sys.path[0] = os.devnull  # tests/ has folders that are called as libraries are, such as datasets
+    sys.path[0] = os.devnull  # tests/ has folders with names of libraries, such as datasets
     for library in (*LIBRARIES, *sys.argv[2:]):
         importlib.import_module(library)
     REQUEST = Server(sys.argv[1]).serve()

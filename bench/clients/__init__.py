@@ -5,4 +5,6 @@
     worker.py    one rank under torchrun: runs the variants of a program
     results.py   the lines of the results, and the tables
     programs/    the programs
+
+docs/integrations.md has the results.
 """

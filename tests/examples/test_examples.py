@@ -30,9 +30,10 @@ NEEDED = {
     'with_trainer.py': ['accelerate', 'transformers'],
 }
 SLOW = ('lightning', 'lightning.pytorch.strategies', 'transformers.trainer', 'accelerate')
+README = (EXAMPLES / 'README.md').read_text()
 COMMANDS = {
     re.search(r'examples/(\S+)', command)[1]: command
-    for command in re.findall(r'`((?:torchrun|horovodrun) [^`]+)`', (EXAMPLES / 'README.md').read_text())
+    for command in re.findall(r'`((?:torchrun|horovodrun) [^`]+)`', README)
 }
 
 

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """An actor and a critic, each with an optimizer of its own."""
 
 import torch
@@ -5,7 +6,7 @@ import torch.distributed as dist
 from common import DENSITY, STEPS, WARMUP, save
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel import DistributedDataParallel
 
 import dgc  # +
 from dgc.memory import Residual  # +
@@ -38,7 +39,7 @@ def main() -> None:
     dist.init_process_group('gloo')
     torch.manual_seed(0)
     actor, critic = network(ACTIONS), network(1)
-    actor, critic = DDP(actor), DDP(critic)  # -
+    actor, critic = DistributedDataParallel(actor), DistributedDataParallel(critic)  # -
     actor_adam = torch.optim.Adam(actor.parameters(), lr=3e-3)
     critic_adam = torch.optim.Adam(critic.parameters(), lr=3e-3)
     parts = dgc.deep_gradient_compression(DENSITY, warmup_steps=WARMUP, memory=Residual())  # +

@@ -1,10 +1,11 @@
-"""In the style of PyTorch's DCGAN: two networks, two optimizers, two passes of the discriminator."""
+# mypy: ignore-errors
+"""In the style of PyTorch's DCGAN: two networks with an optimizer each, and two passes of one."""
 
 import torch
 import torch.distributed as dist
 from common import DENSITY, STEPS, WARMUP, save
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel import DistributedDataParallel
 
 import dgc  # +
 from dgc.hooks import CompressionState, compression_hook  # +
@@ -41,7 +42,8 @@ def main() -> None:
     """Train."""
     dist.init_process_group('gloo')
     torch.manual_seed(0)
-    netG, netD = DDP(generator()), DDP(discriminator())  # noqa: N806
+    netG = DistributedDataParallel(generator())  # noqa: N806
+    netD = DistributedDataParallel(discriminator())  # noqa: N806
     for net in (netG, netD):  # +
         parts = dgc.deep_gradient_compression(DENSITY, warmup_steps=WARMUP, memory=Residual())  # +
         net.register_comm_hook(CompressionState(parts), compression_hook)  # +

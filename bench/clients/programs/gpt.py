@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """In the style of nanoGPT: a GPT with AdamW, GradScaler, accumulation and clipping."""
 
 import math
@@ -7,7 +8,7 @@ import torch.distributed as dist
 from common import DENSITY, STEPS, WARMUP, save
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel import DistributedDataParallel
 
 import dgc  # +
 from dgc.hooks import CompressionState, compression_hook  # +
@@ -101,7 +102,7 @@ def main() -> None:
     raw_model = GPT()
     optimizer = raw_model.optimizer()
     scaler = torch.amp.GradScaler('cpu')
-    model = DDP(raw_model)
+    model = DistributedDataParallel(raw_model)
     parts = dgc.deep_gradient_compression(DENSITY, warmup_steps=WARMUP, memory=Residual())  # +
     model.register_comm_hook(CompressionState(parts, scaler=scaler), compression_hook)  # +
 

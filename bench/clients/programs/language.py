@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """In the style of PyTorch's word language model: an LSTM, clipped gradients, no optimizer."""
 
 import torch
@@ -5,7 +6,7 @@ import torch.distributed as dist
 from common import DENSITY, STEPS, WARMUP, save
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel import DistributedDataParallel
 
 import dgc  # +
 from dgc.hooks import CompressionState, compression_hook  # +
@@ -53,7 +54,7 @@ def main() -> None:
     dist.init_process_group('gloo')
     torch.manual_seed(0)
     network = RNNModel()
-    model = DDP(network)
+    model = DistributedDataParallel(network)
     composition = dgc.deep_gradient_compression(DENSITY, warmup_steps=WARMUP)  # +
     model.register_comm_hook(CompressionState(composition), compression_hook)  # +
 

@@ -1,10 +1,11 @@
+# mypy: ignore-errors
 """In the style of PyTorch's ImageNet example: ResNet-18, momentum SGD, weight decay, StepLR."""
 
 import torch
 import torch.distributed as dist
 from common import DENSITY, STEPS, WARMUP, save
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 from torchvision.models import resnet18
@@ -28,7 +29,7 @@ def main() -> None:
     """Train."""
     dist.init_process_group('gloo')
     torch.manual_seed(0)
-    model = DDP(resnet18(num_classes=CLASSES))
+    model = DistributedDataParallel(resnet18(num_classes=CLASSES))
     criterion = nn.CrossEntropyLoss()
     settings = {'lr': 0.02, 'momentum': 0.9, 'weight_decay': 1e-4}
     optimizer = torch.optim.SGD(model.parameters(), **settings)  # -

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """In the style of PyTorch's DDP tutorial: processes of ``mp.spawn``, a toy model, SGD."""
 
 import os
@@ -7,7 +8,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from common import DENSITY, STEPS, WARMUP, save
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel import DistributedDataParallel
 
 import dgc  # +
 from dgc.hooks import CompressionState, compression_hook  # +
@@ -31,7 +32,7 @@ def demo_basic(rank: int, world_size: int) -> None:
     """Train as one of ``world_size`` ranks."""
     dist.init_process_group('gloo', rank=rank, world_size=world_size)
     torch.manual_seed(0)
-    model = DDP(ToyModel())
+    model = DistributedDataParallel(ToyModel())
     teacher = torch.randn(50, 5) / 7
     loss_fn = nn.MSELoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

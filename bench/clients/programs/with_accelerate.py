@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Hugging Face Accelerate: ``prepare``, ``backward``, clipping and a scheduler."""
 
 import torch

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Lightning: a module, a Trainer and DDPStrategy."""
 
 import os

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Hugging Face's Trainer: a small GPT-2 with random weights."""
 
 import tempfile
@@ -6,8 +7,14 @@ import torch
 from common import DENSITY, STEPS, WARMUP, save
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
-from transformers import set_seed
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
 
 import dgc  # +
 from dgc.hooks import CompressionState, compression_hook  # +
