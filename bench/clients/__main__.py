@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.clients.program import BY_NAME, COMMON, Client, difference, version
 from bench.clients.results import PLAIN, SPARSE, VARIANTS, Run, append, read, table
@@ -71,7 +72,9 @@ def settings(variant: str, ranks: int, steps: int, density: float, warmup: int) 
     }
 
 
-def commands(client: Client, ranks: int, runs: Sequence[dict], folder: Path) -> list[list[str]]:
+def commands(
+    client: Client, ranks: int, runs: Sequence[dict[str, Any]], folder: Path
+) -> list[list[str]]:
     """Return the commands that make the runs of a client: one of all under torchrun."""
     if client.spawns:
         return [[sys.executable, run['program']] for run in runs]
@@ -93,18 +96,18 @@ def measure(
     with tempfile.TemporaryDirectory(prefix='clients') as name:
         folder = Path(name)
         programs = write_programs(client, folder)
-        runs = []
+        runs: list[dict[str, Any]] = []
         for variant in variants:
             (folder / variant).mkdir()
             values = settings(variant, ranks, steps, density, warmup)
             values['LOSSES'] = str(folder / variant)
             runs.append({'program': str(programs[variant != PLAIN]), 'environment': values})
+        own = os.environ | {'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(folder)}
         for command, run in zip(commands(client, ranks, runs, folder), runs, strict=False):
-            own = {'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(folder)}
             done = subprocess.run(
                 command,
                 cwd=folder,
-                env={**os.environ, **own, **(run['environment'] if client.spawns else {})},
+                env=own | (run['environment'] if client.spawns else {}),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
