@@ -50,7 +50,7 @@ def free_port() -> int:
 
 
 def write_programs(client: Client, folder: Path) -> dict[bool, Path]:
-    """Write both versions of a client, and what they import; return them by whether they use dgc."""
+    """Write both versions of a client, and what they import. Return them by the use of dgc."""
     (folder / 'dgc').symlink_to(ROOT / 'dgc')
     (folder / COMMON.name).write_text(COMMON.read_text())
     paths = {}

@@ -16,7 +16,7 @@ EXAMPLES = ROOT / 'examples'
 WORKER = Path(__file__).with_name('example_worker.py')
 FEWER = {
     'loop.py': '--epochs 4',
-    'ddp.py': '--steps 50',
+    'ddp.py': '--steps 30',
     'with_lightning.py': '--epochs 3',
     'with_accelerate.py': '--epochs 3',
     'with_trainer.py': '--steps 40',
@@ -100,7 +100,9 @@ def marks(name: str) -> list:
     return [pytest.mark.skipif(bool(reason), reason=reason), *needs]
 
 
-@pytest.mark.parametrize('name', [pytest.param(name, marks=marks(name)) for name in FEWER])
+@pytest.mark.parametrize(
+    'name', [pytest.param(name, marks=marks(name)) for name in FEWER if name != 'loop.py']
+)
 def test_the_loss_falls_and_the_ranks_end_with_the_same_parameters(name, package):
     slow = SLOW if name in NEEDED and not any(map(without_package, NEEDED)) else ()
     output = run(f'{COMMANDS[name]} {FEWER[name]}', package, slow)
@@ -116,8 +118,9 @@ def test_the_loss_falls_and_the_ranks_end_with_the_same_parameters(name, package
 def test_the_loop_continues_from_its_checkpoint_with_another_number_of_ranks(package, tmp_path):
     command = f'{COMMANDS["loop.py"]} --checkpoint {tmp_path / "digits.pt"}'
     before = run(f'{command} --epochs 2', package)
-    after = run(f'{command} --epochs 4'.replace('-node 2', '-node 3'), package)
+    after = run(f'{command} {FEWER["loop.py"]}'.replace('-node 2', '-node 3'), package)
     assert re.findall(r'epoch (\d)', before) == ['0', '1']
     assert re.findall(r'epoch (\d)', after) == ['2', '3']
-    assert losses(after)[0] < losses(before)[-1]
-    assert len({*digests(after)}) == 1 and len(digests(after)) == 3
+    assert losses(after)[0] < 0.8 * losses(before)[0]
+    for output, size in (before, 2), (after, 3):
+        assert len(digests(output)) == size and len({*digests(output)}) == 1
