@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from bench.clients.program import BY_NAME, COMMON, Client, difference, version
-from bench.clients.results import PLAIN, SPARSE, VARIANTS, Run, append, read, table
+from bench.clients.results import (
+    REORDERED,
+    SPARSE,
+    WHOLE,
+    Run,
+    append,
+    read,
+    table,
+    variants,
+)
 from tools.harness.cli import Parser, check_folder, names, positive
 
 ROOT = Path(__file__).parents[2]
@@ -69,6 +78,7 @@ def settings(variant: str, ranks: int, steps: int, density: float, warmup: int) 
         'WARMUP': str(warmup),
         'MASTER_ADDR': '127.0.0.1',
         'MASTER_PORT': str(free_port()),
+        **({'FIRST_BUCKET': '1'} if variant == REORDERED else {}),
     }
 
 
@@ -85,7 +95,7 @@ def commands(
 
 
 def measure(
-    client: Client, ranks: int, variants: Sequence[str], steps: int, density: float, warmup: int,
+    client: Client, ranks: int, chosen: Sequence[str], steps: int, density: float, warmup: int,
     timeout: float,
 ) -> list[Run]:  # fmt: skip
     """Run variants of a client.
@@ -97,11 +107,12 @@ def measure(
         folder = Path(name)
         programs = write_programs(client, folder)
         runs: list[dict[str, Any]] = []
-        for variant in variants:
+        for variant in chosen:
             (folder / variant).mkdir()
             values = settings(variant, ranks, steps, density, warmup)
             values['LOSSES'] = str(folder / variant)
-            runs.append({'program': str(programs[variant != PLAIN]), 'environment': values})
+            program = programs[variant in (WHOLE, SPARSE)]
+            runs.append({'program': str(program), 'environment': values})
         own = os.environ | {'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(folder)}
         for command, run in zip(commands(client, ranks, runs, folder), runs, strict=False):
             done = subprocess.run(
@@ -120,7 +131,7 @@ def measure(
                 json.loads((folder / variant / f'{rank}.json').read_text())
                 for rank in range(ranks)
             ])
-            for variant in variants
+            for variant in chosen
         ]  # fmt: skip
 
 
@@ -144,7 +155,7 @@ def main(words: Sequence[str] | None = None) -> int:
     for name in chosen:
         for ranks in sizes:
             there = read(arguments.file)
-            missing = [v for v in VARIANTS if (name, ranks, arguments.steps, v) not in there]
+            missing = [v for v in variants(ranks) if (name, ranks, arguments.steps, v) not in there]
             if not missing:
                 continue
             print(f'{name}, {ranks} ranks: {", ".join(missing)}', flush=True)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from bench.clients.program import CLIENTS, changed
 
-PLAIN, WHOLE, SPARSE = 'plain', 'whole', 'sparse'
+PLAIN, WHOLE, SPARSE, REORDERED = 'plain', 'whole', 'sparse', 'reordered'
 VARIANTS = (PLAIN, WHOLE, SPARSE)
 LAST = 10  # steps whose mean is the final loss
 
@@ -21,7 +21,8 @@ class Run(NamedTuple):
         client: Its name.
         ranks: The world size.
         steps: Optimizer steps.
-        variant: One of VARIANTS: without dgc, with it at density 1, with it at a low density.
+        variant: Without dgc, with it at density 1, with it at a low density; or without dgc and
+            with other buckets of DistributedDataParallel.
         losses: Of each rank, at each step.
     """
 
@@ -56,6 +57,11 @@ class Run(NamedTuple):
         )
 
 
+def variants(ranks: int) -> tuple[str, ...]:
+    """Return what is run: of two ranks' gradients the sum is the same in either order."""
+    return VARIANTS if ranks == 2 else (*VARIANTS, REORDERED)
+
+
 def read(path: Path) -> dict[tuple[str, int, int, str], Run]:
     """Return the runs in a file, of which a later one replaces an earlier one."""
     if not path.exists():
@@ -74,17 +80,20 @@ def append(path: Path, runs: Iterable[Run]) -> None:
 def table(runs: dict[tuple[str, int, int, str], Run], ranks: int, steps: int) -> str:
     """Return the results at one world size as a table in Markdown."""
     lines = [
-        '| program | loss at first | DDP | density 1 | largest difference | 1 % | lines + / - |',
-        '|---|---|---|---|---|---|---|',
+        '| program | loss at first | DDP | density 1 | largest difference '
+        '| of DDP with other buckets | 1 % | lines + / - |',
+        '|---|---|---|---|---|---|---|---|',
     ]
     for client in CLIENTS:
         cells = [runs.get((client.name, ranks, steps, variant)) for variant in VARIANTS]
+        other = runs.get((client.name, ranks, steps, REORDERED))
         if None in cells:
             continue
         plain, whole, sparse = (cell for cell in cells if cell is not None)
         added, removed = changed(client.path.read_text())
         lines.append(
             f'| {client.title} | {plain.first:.3f} | {plain.last:.4f} | {whole.last:.4f} '
-            f'| {plain.distance(whole):.1e} | {sparse.last:.4f} | {added} / {removed} |'
+            f'| {plain.distance(whole):.1e} | {f"{plain.distance(other):.1e}" if other else ""} '
+            f'| {sparse.last:.4f} | {added} / {removed} |'
         )
     return '\n'.join(lines)

@@ -83,7 +83,7 @@ class TestResults:
         append(path, [*whole, run_of(PLAIN, [[1.0], [1.0]], client='gpt')])
         rows = table(read(path), 2, 1).splitlines()[2:]
         assert len(rows) == 1
-        assert rows[0].startswith('| GAN | 3.000 | 3.0000 | 3.0000 | 0.0e+00 | 3.0000 |')
+        assert rows[0].startswith('| GAN | 3.000 | 3.0000 | 3.0000 | 0.0e+00 |  | 3.0000 |')
 
 
 def test_runs_are_measured_once(tmp_path):

@@ -17,16 +17,16 @@ NOISE, SIDE, BATCH = 16, 8, 16
 def generator() -> nn.Module:
     """From ``[batch, noise, 1, 1]`` to images ``[batch, 1, side, side]`` between -1 and 1."""
     return nn.Sequential(
-        nn.ConvTranspose2d(NOISE, 32, 4), nn.BatchNorm2d(32), nn.ReLU(True),
-        nn.ConvTranspose2d(32, 1, 4, 2, 1), nn.Tanh(),
+        nn.ConvTranspose2d(NOISE, 32, 4, bias=False), nn.BatchNorm2d(32), nn.ReLU(True),
+        nn.ConvTranspose2d(32, 1, 4, 2, 1, bias=False), nn.Tanh(),
     )  # fmt: skip
 
 
 def discriminator() -> nn.Module:
     """From images to the probability that they are real, ``[batch]``."""
     return nn.Sequential(
-        nn.Conv2d(1, 32, 4, 2, 1), nn.LeakyReLU(0.2),
-        nn.Conv2d(32, 1, 4), nn.Sigmoid(), nn.Flatten(0),
+        nn.Conv2d(1, 32, 4, 2, 1, bias=False), nn.LeakyReLU(0.2),
+        nn.Conv2d(32, 1, 4, bias=False), nn.Sigmoid(), nn.Flatten(0),
     )  # fmt: skip
 
 
@@ -48,8 +48,8 @@ def main() -> None:
         parts = dgc.deep_gradient_compression(DENSITY, warmup_steps=WARMUP, memory=Residual())  # +
         net.register_comm_hook(CompressionState(parts), compression_hook)  # +
     criterion = nn.BCELoss()
-    optimizerD = torch.optim.Adam(netD.parameters(), lr=2e-3, betas=(0.5, 0.999))  # noqa: N806
-    optimizerG = torch.optim.Adam(netG.parameters(), lr=2e-3, betas=(0.5, 0.999))  # noqa: N806
+    optimizerD = torch.optim.Adam(netD.parameters(), lr=5e-4, betas=(0.5, 0.999))  # noqa: N806
+    optimizerG = torch.optim.Adam(netG.parameters(), lr=5e-4, betas=(0.5, 0.999))  # noqa: N806
     real, fake = torch.ones(BATCH), torch.zeros(BATCH)
 
     torch.manual_seed(1 + dist.get_rank())
