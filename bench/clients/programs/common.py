@@ -12,7 +12,7 @@ DENSITY = float(os.environ.get('DENSITY', '0.01'))
 WARMUP = int(os.environ.get('WARMUP', '40'))  # steps in which the density falls to DENSITY
 
 if 'FIRST_BUCKET' in os.environ:  # bytes: with other buckets DDP adds in another order
-    dist._DEFAULT_FIRST_BUCKET_BYTES = int(os.environ['FIRST_BUCKET'])
+    dist._DEFAULT_FIRST_BUCKET_BYTES = int(os.environ['FIRST_BUCKET'])  # type: ignore[attr-defined]
 
 
 def save(rank: int, losses: Sequence[float]) -> None:
