@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import subprocess
 import sys
 import tempfile
@@ -12,10 +13,11 @@ from functools import cache
 from pathlib import Path
 
 SERVER, STUB = (Path(__file__).with_name(name) for name in ('warm_server.py', 'warm_python'))
-BIN = Path(sys.executable).parent
+PYTHON = sys.executable
+BIN = Path(PYTHON).parent
 TORCHRUN = [str(STUB), '-m', 'torch.distributed.run']
 REPLACED = {
-    sys.executable: [str(STUB)],
+    PYTHON: [str(STUB)],
     'torchrun': TORCHRUN,
     str(BIN / 'torchrun'): TORCHRUN,
 }
@@ -28,11 +30,19 @@ def warmed(words: Sequence[str]) -> list[str]:
 
 
 @cache
-def environment() -> dict[str, str]:
-    """The variables that ``warmed`` commands need. The first call starts the session's server."""
+def environment(*libraries: str) -> dict[str, str]:
+    """The variables that ``warmed`` commands need. The first call starts the session's server.
+
+    Args:
+        libraries: More to import; a server for these is forked from the session's.
+    """
     folder = tempfile.TemporaryDirectory(prefix='warm')
     path = Path(folder.name) / 'socket'
-    server = subprocess.Popen([sys.executable, str(SERVER), str(path)], stdin=subprocess.PIPE)
+    server = subprocess.Popen(
+        [str(STUB) if libraries else PYTHON, str(SERVER), str(path), *libraries],
+        stdin=subprocess.PIPE,
+        env=os.environ | {'PYTHONPATH': ''} | (environment() if libraries else {}),
+    )
     atexit.register(stop, server, folder)
     deadline = time.monotonic() + START
     while not path.exists():

@@ -1,6 +1,6 @@
 """A Python that has imported torch already, and forks a process for each program to run.
 
-    python warm_server.py SOCKET
+    python warm_server.py SOCKET [LIBRARY ...]
 
 Importing torch, its optimizers and scikit-learn takes a process four seconds of processor time,
 most of what a short test of processes costs. This server imports them once. ``warm_python`` (beside
@@ -169,7 +169,8 @@ def run(words: list[str]) -> None:
 
 
 if __name__ == '__main__':
-    for library in LIBRARIES:
+    sys.path[0] = os.devnull  # tests/ has folders with names of libraries, such as datasets
+    for library in (*LIBRARIES, *sys.argv[2:]):
         importlib.import_module(library)
     REQUEST = Server(sys.argv[1]).serve()
     become(REQUEST)

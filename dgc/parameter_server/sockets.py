@@ -160,8 +160,6 @@ class SocketLink(Link):
         poller.register(self._monitor.socket, zmq.POLLIN)
         while True:
             poller.poll(int(RETRY_SECONDS * MILLISECONDS))
-            if self._reconnected():
-                self._send(frame)
             while self._socket.poll(0):
                 try:
                     received = self._socket.recv(copy=False).buffer
@@ -171,7 +169,9 @@ class SocketLink(Link):
                 if reply.kind is Kind.REFUSED:
                     raise ServerError(f'the server at {self.address} says: {reply.text}')
                 if (reply.session, reply.sequence) == (message.session, message.sequence):
-                    return reply
+                    return reply  # also where the server has ended since, after the last LEAVE
+            if self._reconnected():
+                self._send(frame)
             self._check_patience()
 
     def send(self, message: Message) -> None:

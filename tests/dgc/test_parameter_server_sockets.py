@@ -168,6 +168,30 @@ def test_a_worker_waits_for_a_server_that_restarts_on_the_same_port():
         worker.optimizer.close()
 
 
+def test_a_server_that_answers_and_ends_is_not_reported_as_lost(monkeypatch, caplog):
+    """As after the LEAVE of the last worker, whose reply and end arrive together."""
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    link = SocketLink(Address('127.0.0.1', router.bind_to_random_port('tcp://127.0.0.1')))
+    link.open(1000)
+    send = link._send
+
+    def send_and_let_the_server_end(frame):
+        send(frame)
+        asked = None
+        while asked is None or asked.kind is not Kind.LEAVE:
+            sender, received = router.recv_multipart()
+            asked = protocol.decode(received, protocol.FROM_WORKER)
+        router.send_multipart([sender, asked.reply(Kind.LEFT).encode()])
+        context.destroy(linger=1000)
+        time.sleep(0.2)  # in which the link notices the end
+
+    monkeypatch.setattr(link, '_send', send_and_let_the_server_end)
+    assert link.request(Message(Kind.LEAVE, link.session, 1)).kind is Kind.LEFT
+    assert 'is lost' not in caplog.text
+    link.close()
+
+
 def test_a_worker_gives_up_on_a_server_that_never_comes():
     with socket.socket() as taken:  # a port where nobody listens
         taken.bind(('127.0.0.1', 0))

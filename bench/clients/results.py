@@ -1,0 +1,99 @@
+"""The results of the clients: a line of JSON for each run, and tables from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.clients.program import CLIENTS, changed
+
+PLAIN, WHOLE, SPARSE, REORDERED = 'plain', 'whole', 'sparse', 'reordered'
+VARIANTS = (PLAIN, WHOLE, SPARSE)
+LAST = 10  # steps whose mean is the final loss
+
+
+class Run(NamedTuple):
+    """One run of a client.
+
+    Attributes:
+        client: Its name.
+        ranks: The world size.
+        steps: Optimizer steps.
+        variant: Without dgc, with it at density 1, with it at a low density; or without dgc and
+            with other buckets of DistributedDataParallel.
+        losses: Of each rank, at each step.
+    """
+
+    client: str
+    ranks: int
+    steps: int
+    variant: str
+    losses: list[list[float]]
+
+    @property
+    def key(self) -> tuple[str, int, int, str]:
+        """What identifies a run."""
+        return self.client, self.ranks, self.steps, self.variant
+
+    @property
+    def first(self) -> float:
+        """The mean loss of the ranks at the first step."""
+        return sum(each[0] for each in self.losses) / self.ranks
+
+    @property
+    def last(self) -> float:
+        """The mean loss of the ranks in the last steps."""
+        ends = [loss for each in self.losses for loss in each[-LAST:]]
+        return sum(ends) / len(ends)
+
+    def distance(self, other: Run) -> float:
+        """The largest difference between two runs' losses, at any step of any rank."""
+        return max(
+            abs(mine - theirs)
+            for own, others in zip(self.losses, other.losses, strict=True)
+            for mine, theirs in zip(own, others, strict=True)
+        )
+
+
+def variants(ranks: int) -> tuple[str, ...]:
+    """Return what is run: of two ranks' gradients the sum is the same in either order."""
+    return VARIANTS if ranks == 2 else (*VARIANTS, REORDERED)
+
+
+def read(path: Path) -> dict[tuple[str, int, int, str], Run]:
+    """Return the runs in a file, of which a later one replaces an earlier one."""
+    if not path.exists():
+        return {}
+    runs = [Run(**json.loads(line)) for line in path.read_text().splitlines()]
+    return {run.key: run for run in runs}
+
+
+def append(path: Path, runs: Iterable[Run]) -> None:
+    """Write runs at the end of a file."""
+    with path.open('a') as file:
+        for run in runs:
+            file.write(json.dumps(run._asdict()) + '\n')
+
+
+def table(runs: dict[tuple[str, int, int, str], Run], ranks: int, steps: int) -> str:
+    """Return the results at one world size as a table in Markdown."""
+    lines = [
+        '| program | loss at first | DDP | density 1 | largest difference '
+        '| of DDP with other buckets | 1 % | lines + / - |',
+        '|---|---|---|---|---|---|---|---|',
+    ]
+    for client in CLIENTS:
+        cells = [runs.get((client.name, ranks, steps, variant)) for variant in VARIANTS]
+        other = runs.get((client.name, ranks, steps, REORDERED))
+        if None in cells:
+            continue
+        plain, whole, sparse = (cell for cell in cells if cell is not None)
+        added, removed = changed(client.path.read_text())
+        lines.append(
+            f'| {client.title} | {plain.first:.3f} | {plain.last:.4f} | {whole.last:.4f} '
+            f'| {plain.distance(whole):.1e} | {f"{plain.distance(other):.1e}" if other else ""} '
+            f'| {sparse.last:.4f} | {added} / {removed} |'
+        )
+    return '\n'.join(lines)
