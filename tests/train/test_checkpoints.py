@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
-from launching import DIGITS, PYTHON, SIMULATED, Done, Run, assert_same, here, start
+from launching import (
+    DIGITS,
+    LAUNCHERS,
+    PYTHON,
+    SIMULATED,
+    Done,
+    Run,
+    assert_same,
+    command,
+    here,
+    only_run,
+    start,
+)
 
 # Draws from every random generator, has statistics that differ between ranks, and does something
 # in a step that a file beside it names.
@@ -203,6 +216,24 @@ def test_a_parameter_server_refuses_them(tmp_path):
 
 
 # ---------------------------------------------------------------- signals to real processes
+
+
+@pytest.mark.slow
+def test_torchrun_starts_killed_workers_again_and_they_go_on(tmp_path):
+    """Its store outlives them; one command line; the result is that of an undisturbed run."""
+    job = Job(
+        tmp_path, 'os.kill(os.getpid(), signal.SIGKILL)', '--configs.checkpoint.every_steps=2'
+    )
+    quiet = 'x = self.norm(x)'  # simulated ranks share the generators of random numbers
+    text = re.sub(r'x = (self.norm|torch.nn.functional.drop).*', quiet, job.file.read_text())
+    job.file.write_text(text)
+    straight = job.run('straight')
+    words = ['train.py', *job.words[:-4], '--runs', str(tmp_path / 'killed'), '--resume', 'auto']
+    job.file.with_name('step').write_text('8')
+    launcher = [*LAUNCHERS['torchrun'], '--max-restarts', '1']
+    done = command([*launcher, *words])
+    assert done.code == 0, done.output
+    check_same(only_run(tmp_path / 'killed', done), straight)
 
 
 def signalled(process: subprocess.Popen, *numbers: int) -> Done:
