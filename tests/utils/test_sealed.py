@@ -197,9 +197,7 @@ def test_files_are_damaged_one_after_another_until_none_is_good(folder):
         flip(folder / f'{name}.r{rank}of2.pth')
     assert found(folder) == at(POSITIONS[0])
     flip(folder / 'e0000.r0of2.pth')
-    with pytest.raises(
-        CheckpointError, match=r'damaged; .*damaged; .*damaged; there is no'
-    ):
+    with pytest.raises(CheckpointError, match=r'damaged; .*damaged; .*damaged; there is no'):
         found(folder)
     assert found(folder, anew=True) == [None, None]
 

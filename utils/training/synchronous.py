@@ -84,6 +84,8 @@ def run_rank(engine: Engine, experiment: Experiment, signals: StopSignals) -> in
         say(engine, f'{source} has {epochs} already: there is nothing left to train')
         return 0
 
+    if saved is not None:
+        say(engine, f'continues from {saved.position} in {saved.run}')
     log = start_log(folder, parts, configs, continued(experiment, engine, folder, saved, first))
     saver = Saver(parts, configs, folder, log, signals, saved, first)
     try:
