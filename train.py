@@ -37,7 +37,7 @@ from utils.failures import fail
 from utils.listing import listing
 from utils.log import Log
 from utils.naming import by_setting
-from utils.progress import LossCurve, PhaseTimer, progress_bar
+from utils.progress import EpochHooks, EpochMeters, progress_bar
 from utils.training.experiment import Experiment
 
 
@@ -61,7 +61,7 @@ def main(arguments: Namespace, overrides: list[str]) -> int:
         device = choose_device(arguments.devices, launcher.device_index)
         mode = configs.train.distribution.build()
         settings = by_setting(parse_overrides(overrides))
-        mode.run(Experiment(arguments, configs, device, train_epoch, evaluate, settings))
+        return mode.run(Experiment(arguments, configs, device, train_epoch, evaluate, settings))
     except Refused as error:  # raised on all ranks; one of them prints
         return give_up(error.code, str(error), launcher.size == 1 or launcher.rank == error.rank)
     except StalledError as error:  # before EngineError, which it is
@@ -77,19 +77,32 @@ def main(arguments: Namespace, overrides: list[str]) -> int:
         interrupted(launcher.rank == 0)
     except Exception as error:  # of this rank alone
         return fail(error, launcher.rank)
-    return 0
 
 
-def train_epoch(parts: Parts, configs: Config, epoch: int, log: Log) -> dict[str, float]:
-    """Make one pass over the training data; returns the epoch's measurements."""
+def train_epoch(
+    parts: Parts, configs: Config, epoch: int, log: Log, hooks: EpochHooks | None = None
+) -> dict[str, float]:
+    """Make one pass over the training data, or the rest of one; returns the epoch's measurements.
+
+    Args:
+        parts: What this rank trains with.
+        configs: The configuration.
+        epoch: Counted from 0.
+        log: Receives a point per step.
+        hooks: Say where the epoch begins, and save checkpoints.
+    """
+    hooks = hooks or EpochHooks()
     engine, optimizer, loader = parts.engine, parts.optimizer, parts.loaders['train']
     batches_per_step = configs.train.num_batches_per_step
     parts.model.train()
     parts.share.epoch = epoch
+    parts.share.skipped = hooks.first_step * (loader.batch_size or 1)
     # Ranks draw different augmentations, and a resumed epoch the same as an unbroken run.
     seed_everything(configs.seed + 1_000_003 * epoch + parts.share.rank)
-    phases, losses = PhaseTimer(optimizer.progress), LossCurve(parts, log, epoch * len(loader))
-    for batch in progress_bar(engine, loader, f'epoch {epoch}'):
+    meters, batches = EpochMeters(parts, log, epoch), iter(loader)  # which draws a random number
+    hooks.begin(meters)
+    title, first = f'epoch {epoch}', hooks.first_step
+    for batch in progress_bar(engine, batches, title, len(loader), first):
         parts.rate.before_step(optimizer.steps)
         optimizer.zero_grad()
         loss = torch.zeros((), device=parts.device)
@@ -102,8 +115,9 @@ def train_epoch(parts: Parts, configs: Config, epoch: int, log: Log) -> dict[str
             part.backward()
             loss += part.detach()
         optimizer.step()
-        losses.add(loss)
-    return {**phases.measured(), 'loss/train': losses.mean(), 'lr': parts.rate.current}
+        meters.add(loss)
+        hooks.after_step(meters)
+    return {**meters.measured(), 'lr': parts.rate.current}
 
 
 def evaluate(parts: Evaluated, configs: Config) -> dict[str, float]:

@@ -37,6 +37,15 @@ configs.engine.abort_seconds = described(
     1800.0, 'Seconds of waiting in one call until the run ends. Also the limit of Horovod and gloo.'
 )
 
+# Beside the checkpoints at the end of each epoch: docs/reliability.md.
+configs.checkpoint = Config()
+configs.checkpoint.every_steps = described(
+    None, 'Optimizer steps between checkpoints within an epoch. None: none are saved by steps.'
+)
+configs.checkpoint.every_minutes = described(
+    None, 'Minutes between checkpoints within an epoch. None: none are saved by time.'
+)
+
 # The server of asynchronous training: configs/dgs/, docs/parameter_server.md.
 configs.server = described(Config(ServerSettings), 'The server of asynchronous training.')
 

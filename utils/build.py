@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import random
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,9 +17,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from dgc import DistributedOptimizer, Engine, LocalSteps
+from dgc import Composition, DistributedOptimizer, Engine, LocalSteps
 from dgc.handshake import broadcast_tensors
 from dgc.parameter_server import WorkerOptimizer
+from dgc.planner import Kept, Plan
+from utils.checkpoint import Position, Saved
 from utils.checks import build_composition, naming
 from utils.cli import Refused
 from utils.config import Config, ConfigError
@@ -33,7 +36,10 @@ from utils.training.averaging import Averaging, Surroundings
 COUNTED_IN_EPOCHS = ('T_max', 'milestones', 'step_size', 'total_iters')
 
 # Settings in which a server and its workers may differ.
-INDIVIDUAL = ('configs.server.', 'configs.data.', 'configs.engine.', 'configs.dataset.root')
+INDIVIDUAL = (
+    *('configs.server.', 'configs.data.', 'configs.engine.', 'configs.checkpoint.'),
+    'configs.dataset.root',
+)
 
 
 @dataclass
@@ -51,11 +57,6 @@ class Evaluated:
     device: torch.device
     model: nn.Module
     loaders: dict[str, DataLoader | Until]
-
-    def load_state_dict(self, state: dict[str, Any], epoch: int) -> None:
-        """Load the model of a checkpoint: of local steps, the parameters that ranks agreed on."""
-        agreed = state['optimizer'].get('agreed', {})
-        self.model.load_state_dict({**state['model'], **agreed})
 
 
 @dataclass
@@ -80,23 +81,36 @@ class Parts(Evaluated):
         return (self.loaders['train'].batch_size or 1) * self.engine.size
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that this worker needs to continue after an epoch."""
-        return {'model': self.model.state_dict(), 'optimizer': self.optimizer.state_dict()}
+        """Everything that this worker needs to continue, beside how far it is."""
+        plan = getattr(self.optimizer, 'plan', None)  # which a parameter server's worker lacks
+        return {
+            'model': self.model.state_dict(),
+            'optimizer': self.optimizer.state_dict(),
+            **({'plan': json.dumps(Plan(plan.buckets).to_json())} if plan else {}),
+        }
 
-    def load_state_dict(self, state: dict[str, Any], epoch: int) -> None:
-        """Continue from ``state_dict()`` with ``epoch``.
+    def resume(self, saved: Saved) -> Position:
+        """Continue from a checkpoint.
 
-        The optimizer's settings are those of the configuration, and the steps made are ``epoch``
-        times the current steps per epoch: both depend on the number of workers, which may have
-        changed.
+        The optimizer's settings are those of the configuration, and steps are counted anew by the
+        current steps per epoch: both depend on the number of workers, which may have changed. Then
+        an epoch goes on at the same sample, or up to one step before it.
+
+        Returns:
+            The position in steps of this run.
+
+        Raises:
+            RuntimeError, KeyError, ValueError: Where the state does not fit.
         """
+        step = int(saved.state.get('samples', 0)) // self.samples_per_step
+        steps = saved.position.epochs * len(self.loaders['train']) + step
         settings = [{**group, 'params': None} for group in self.optimizer.param_groups]
-        steps = epoch * len(self.loaders['train'])
-        self.model.load_state_dict(state['model'])
-        self.optimizer.load_state_dict({**state['optimizer'], 'steps': steps})
+        self.model.load_state_dict(saved.state['model'])
+        self.optimizer.load_state_dict({**saved.state['optimizer'], 'steps': steps})
         for group, configured in zip(self.optimizer.param_groups, settings, strict=True):
             group.update({**configured, 'params': group['params']})
         self.rate.resume(steps)
+        return Position(saved.position.epochs, step)
 
 
 def choose_device(wanted: str | None, local_rank: int) -> torch.device:
@@ -117,6 +131,32 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+def random_state(device: torch.device) -> dict[str, Any]:
+    """The state of the random generators of Python, NumPy and torch, in tensors and numbers."""
+    version, numbers, normal = random.getstate()
+    legacy: Any = np.random.get_state()
+    kind, keys, *rest = legacy
+    state: dict[str, Any] = {
+        'python': [version, torch.tensor(numbers), normal],
+        'numpy': [kind, torch.from_numpy(keys.astype(np.int64)), *rest],
+        'torch': torch.get_rng_state(),
+    }
+    if device.type == 'cuda':
+        state['cuda'] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Restore what ``random_state`` returned; on a GPU only where it was saved on one."""
+    version, numbers, normal = state['python']
+    random.setstate((version, tuple(numbers.tolist()), normal))
+    kind, keys, *rest = state['numpy']
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state['torch'])
+    if device.type == 'cuda' and 'cuda' in state:
+        torch.cuda.set_rng_state(state['cuda'], device)
+
+
 def threads(wanted: int | None, local_size: int) -> int:
     """CPU threads of one worker.
 
@@ -134,20 +174,36 @@ def threads(wanted: int | None, local_size: int) -> int:
 
 
 def build(
-    configs: Config, datasets: dict[str, Dataset], engine: Engine, device: torch.device
-) -> Parts:
-    """Build what one rank of synchronous training needs. Raises what the parts raise."""
+    configs: Config,
+    datasets: dict[str, Dataset],
+    engine: Engine,
+    device: torch.device,
+    find: Callable[[nn.Module], Saved | None],
+) -> tuple[Parts, Saved | None]:
+    """Build what one rank of synchronous training needs. Raises what the parts raise.
+
+    Args:
+        configs: The configuration.
+        datasets: By split.
+        engine: Carries messages.
+        device: Where the model is trained.
+        find: Returns the checkpoint of this model from which training continues, if any.
+
+    Returns:
+        The parts, and the checkpoint, which is not loaded yet; buckets are divided as it has them.
+    """
     train = configs.train
     seed_everything(configs.seed)
     check_metric(configs, datasets)
     loader, share = build_train_loader(configs, datasets, engine.rank, engine.size, device)
     model = configs.model.build().to(device)
     criterion = train.criterion.build().to(device)
+    saved = find(model)
     averaging: Averaging = train.averaging.build()
     ranks = averaging.ranks_per_step(engine.size)
     surroundings = Surroundings(
         model,
-        build_composition(configs),
+        with_plan(build_composition(configs), saved, engine.size),
         engine,
         batches_per_step=train.num_batches_per_step,
         steps_per_epoch=len(loader),
@@ -167,7 +223,22 @@ def build(
         share=share,
     )
     check_meters(configs, parts)
-    return parts
+    return parts, saved
+
+
+def with_plan(composition: Composition, saved: Saved | None, size: int) -> Composition:
+    """A composition whose buckets are those of a checkpoint of as many ranks.
+
+    Times are measured anew when a run is resumed. A planner that goes by them could divide the
+    parameters otherwise, and the resumed run would not be the same to the bit.
+    """
+    planner = composition.planner
+    if saved is None or saved.size != size or not planner.needs_timing:
+        return composition
+    if 'plan' not in saved.state:  # of an earlier version
+        return composition
+    kept = Kept(Plan.from_json(json.loads(saved.state['plan'])), planner)
+    return replace(composition, planner=kept)
 
 
 def build_optimizer(configs: Config, model: nn.Module, workers: int) -> Optimizer:

@@ -21,6 +21,8 @@ LEAST = {
     'train.warmup_lr_epochs': 0,
 }
 
+MIN_MINUTES = 0.001  # between checkpoints
+
 # Settings of deep_gradient_compression that do nothing where no codec is involved, and where
 # another compressor or the exchange selects.
 CODINGS = ('values', 'indices', 'fp16_values', 'int32_indices')
@@ -35,6 +37,7 @@ def check_settings(configs: Config) -> None:
     for path, least in LEAST.items():
         section, name = path.split('.')
         check_number(f'configs.{path}', configs[section][name], least, int)
+    check_checkpoint(configs.checkpoint)
     if not isinstance(configs.seed, int):
         raise ConfigError(
             f'configs.seed = {configs.seed!r}: a run needs a number, by which its ranks agree on '
@@ -50,6 +53,14 @@ def check_settings(configs: Config) -> None:
     for name, meter in configs.train.meters.items():
         if meter is not None:
             check_node(f'configs.train.meters.{name}', meter)
+
+
+def check_checkpoint(settings: Config) -> None:
+    """Raise ConfigError for intervals between checkpoints that cannot be meant."""
+    if settings.every_steps is not None:
+        check_number('configs.checkpoint.every_steps', settings.every_steps, 1, int)
+    if settings.every_minutes is not None:
+        check_number('configs.checkpoint.every_minutes', settings.every_minutes, MIN_MINUTES, float)
 
 
 def check_number(path: str, value: Any, least: float, kind: type) -> None:
@@ -84,6 +95,12 @@ def check_synchronous(configs: Config) -> None:
 def check_asynchronous(configs: Config) -> None:
     """Raise ConfigError for a composition or for local steps that a parameter server cannot use."""
     build_composition(configs, Asynchronous)
+    for name, value in configs.checkpoint.items():
+        if value is not None:
+            raise ConfigError(
+                f'configs.checkpoint.{name} = {value!r} has no effect with a parameter server: its '
+                'checkpoints are saved every configs.server.checkpoint_seconds'
+            )
     averaging = function_name(configs.train.averaging)
     if averaging != EveryStep.__name__:
         mode = function_name(configs.train.distribution)

@@ -24,6 +24,8 @@ FAILED = 1  # exit code: an error in the code of a model, of data, or of this pr
 BAD_INPUT = 2  # exit code
 STOPPED = 3  # exit code: training cannot continue
 INTERRUPTED = 130  # exit code, as of a shell after Ctrl-C
+TERMINATED = 143  # exit code, as of a shell after SIGTERM; also after SIGUSR1
+AUTO = 'auto'  # of --resume: from the last checkpoint if there is one, else from the start
 DECLARATIONS = Path(__file__).parents[1] / 'configs' / '__init__.py'
 
 EXAMPLES = """\
@@ -42,6 +44,9 @@ examples:
         --configs.server.workers 4 --serve 127.0.0.1:5555
     python train.py --configs configs/digits/cnn.py configs/dgs/dgs.py \\
         --configs.server.address 127.0.0.1:5555
+  one command for the first start, restarts by the launcher and a job that is queued again:
+    torchrun --nproc-per-node 2 --max-restarts 3 train.py --configs configs/digits/cnn.py \\
+        configs/dgc/wm5.py --resume auto --configs.checkpoint.every_minutes 10
   simulate 16 workers in one process, to see how they converge:
     python train.py --configs configs/digits/cnn.py configs/dgc/wm5.py \\
         --configs.engine.name simulated --configs.engine.size 16
@@ -133,7 +138,7 @@ def end_at_once(code: int) -> NoReturn:
 def interrupted(prints: bool) -> NoReturn:
     """End the process after Ctrl-C, on each rank by itself."""
     if prints:
-        message = 'interrupted: --resume continues after the last epoch that was saved, if any'
+        message = 'interrupted: --resume continues from the last checkpoint, if there is one'
         print(f'\ntrain.py: {message}', file=sys.stderr)
     end_at_once(INTERRUPTED)
 
@@ -197,7 +202,8 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
         nargs='?',
         const='',
         metavar='RUN',
-        help='continue from the last checkpoint of a run folder; without RUN, of this run',
+        help='continue from the last checkpoint of a run folder; without RUN, of this run; with '
+        "'auto', of this run if there is one, else begin it in the same folder",
     )
     parser.add_argument(
         '--serve',

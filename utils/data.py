@@ -139,6 +139,11 @@ class TrainShare(Sampler[int]):
         rank: This rank.
         size: Number of ranks.
         seed: Seed of the permutation, with ``epoch`` added.
+
+    Attributes:
+        epoch: Whose permutation is drawn.
+        skipped: Samples at the beginning of this rank's share that are left out, as they were used
+            before a checkpoint. The length stays that of the whole share.
     """
 
     def __init__(self, dataset: Sized, rank: int, size: int, seed: int) -> None:
@@ -147,11 +152,13 @@ class TrainShare(Sampler[int]):
         self.size = size
         self.seed = seed
         self.epoch = 0
+        self.skipped = 0
 
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         order = torch.randperm(self.total, generator=generator)
-        return iter(order[self.rank :: self.size][: len(self)].tolist())
+        share = order[self.rank :: self.size][: len(self)]
+        return iter(share[self.skipped :].tolist())
 
     def __len__(self) -> int:
         return self.total // self.size

@@ -19,6 +19,7 @@ from dgc.engines import detect
 from dgc.handshake import gather_text
 from utils.agree import agreed
 from utils.build import Parts
+from utils.checkpoint import Position
 from utils.config import Config
 from utils.curves import Curves
 from utils.files import replacing, saving
@@ -90,8 +91,8 @@ class RunLog:
     Args:
         folder: The run folder.
         parts: What this rank trains with.
-        resumed_at: The first epoch that is trained now; the files lose what is later. None for a
-            new run.
+        resumed_at: The position from which on training goes on, with the steps whose losses are
+            in the curves; the files lose what is later. None for a new run.
         held: The lock on the folder, which is released with the log.
     """
 
@@ -99,7 +100,7 @@ class RunLog:
         self,
         folder: Path,
         parts: Parts,
-        resumed_at: int | None = None,
+        resumed_at: Position | None = None,
         held: IO[str] | None = None,
     ) -> None:
         self._held = held
@@ -108,10 +109,14 @@ class RunLog:
         self._samples_per_epoch = parts.samples_per_step * len(parts.loaders['train'])
         if not self._writes:
             return
-        self._metrics = Metrics(folder / 'metrics.jsonl', resumed_at)
-        purge = None if resumed_at is None else resumed_at * self._samples_per_epoch + 1
-        # Event files are named by the second; the suffix keeps a resumed run from reusing a name.
-        suffix = '' if resumed_at is None else f'.e{resumed_at:04d}'
+        epochs = None if resumed_at is None else resumed_at.epochs
+        self._metrics = Metrics(folder / 'metrics.jsonl', epochs)
+        purge, suffix = None, ''
+        if resumed_at is not None:
+            steps = resumed_at.epochs * len(parts.loaders['train']) + resumed_at.step
+            purge = steps * self._samples_per_step + 1
+            # Event files are named by the second; the suffix keeps a resumed run from reusing one.
+            suffix = f'.e{resumed_at.epochs:04d}.s{resumed_at.step:06d}'
         self._curves = Curves(folder, purge, suffix)
 
     def step(self, name: str, value: float, step: int) -> None:
@@ -130,6 +135,11 @@ class RunLog:
         self._curves.flush()
         self._metrics.append({'epoch': epoch, 'samples': samples, **numbers})
 
+    def flush(self) -> None:
+        """Write what is buffered: a checkpoint has no points of the curves."""
+        if self._writes:
+            self._curves.flush()
+
     def close(self) -> None:
         """Write what is buffered and release the folder."""
         if self._writes:
@@ -142,7 +152,7 @@ class RunLog:
             self._held.close()
 
 
-def start_log(folder: Path, parts: Parts, configs: Config, resumed_at: int | None) -> RunLog:
+def start_log(folder: Path, parts: Parts, configs: Config, resumed_at: Position | None) -> RunLog:
     """Prepare the run folder and return its log. A collective.
 
     Args:

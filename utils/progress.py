@@ -28,12 +28,20 @@ def say(engine: Engine, text: str) -> None:
         print(text, flush=True)
 
 
-def progress_bar(engine: Engine, loader: Iterable[Any], title: str) -> Iterable[Any]:
-    """The batches of ``loader``, with a progress bar on rank 0."""
+def progress_bar(
+    engine: Engine, batches: Iterable[Any], title: str, total: int, first: int
+) -> Iterable[Any]:
+    """``batches``, with a progress bar on rank 0, which starts at ``first`` of ``total``."""
     seconds = 0.1 if sys.stderr.isatty() else 20.0  # each update is a line in a log file
     hidden = engine.rank > 0
     return tqdm(
-        loader, title, ncols=80, leave=False, mininterval=seconds, delay=seconds, disable=hidden
+        *(batches, title, total),
+        initial=first,
+        ncols=80,
+        leave=False,
+        mininterval=seconds,
+        delay=seconds,
+        disable=hidden,
     )
 
 
@@ -49,7 +57,7 @@ class LossCurve:
     """
 
     def __init__(self, parts: Parts, log: Log, first_step: int) -> None:
-        self._engine = parts.engine
+        self._engine, self._device = parts.engine, parts.device
         self._log = log
         self._step = first_step
         self._waiting: list[Tensor] = []
@@ -66,6 +74,21 @@ class LossCurve:
         if self._waiting:
             self._write()
         return sum(self._all) / max(len(self._all), 1)
+
+    def skip(self, steps: int) -> None:
+        """Leave out some steps."""
+        self._step += steps
+
+    def state_dict(self) -> dict[str, Any]:
+        """The losses of the epoch: those in the curve, and those of this rank that wait."""
+        waiting = [loss.detach().cpu() for loss in self._waiting]
+        return {'written': list(self._all), 'waiting': waiting}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from ``state_dict()`` of the same epoch."""
+        self._all = list(state['written'])
+        self._waiting = [loss.to(self._device) for loss in state['waiting']]
+        self._step += len(self._all)
 
     def _write(self) -> None:
         sums = self._engine.all_reduce(torch.stack(self._waiting))
@@ -88,11 +111,21 @@ class PhaseTimer:
         self._before = asdict(self._progress)
         self._start = time.perf_counter()
 
-    def measured(self) -> dict[str, float]:
-        """Differences since construction, by name in metrics.jsonl; 'ratio' is the density."""
-        seconds = time.perf_counter() - self._start
+    def state_dict(self) -> dict[str, float]:
+        """Counters since the beginning of the epoch, and 'seconds'."""
         now = asdict(self._progress)
         since = {name: now[name] - self._before[name] for name in now}
+        return {**since, 'seconds': time.perf_counter() - self._start}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Add what an earlier process counted in this epoch."""
+        self._start -= state['seconds']
+        self._before = {name: self._before[name] - state[name] for name in self._before}
+
+    def measured(self) -> dict[str, float]:
+        """Differences since the beginning, by name in metrics.jsonl; 'ratio' is the density."""
+        since = self.state_dict()
+        seconds = since.pop('seconds')
         return {
             'seconds/train': seconds,
             'seconds/compute': seconds - since['wait'],
@@ -104,6 +137,68 @@ class PhaseTimer:
             'bytes/dense': since['dense_sent'],
             'ratio': since['sent_elements'] / max(since['elements'], 1),
         }
+
+
+class EpochMeters:
+    """What training measures in an epoch.
+
+    Args:
+        parts: What this rank trains with.
+        log: Receives a point per step.
+        epoch: Counted from 0.
+
+    Attributes:
+        step: Steps of the epoch so far.
+    """
+
+    def __init__(self, parts: Parts, log: Log, epoch: int) -> None:
+        self.step = 0
+        self.phases = PhaseTimer(parts.optimizer.progress)
+        self.losses = LossCurve(parts, log, epoch * len(parts.loaders['train']))
+
+    def add(self, loss: Tensor) -> None:
+        """Add the loss of a step."""
+        self.losses.add(loss)
+        self.step += 1
+
+    def measured(self) -> dict[str, float]:
+        """The measurements of the epoch, by name in metrics.jsonl. A collective."""
+        return {**self.phases.measured(), 'loss/train': self.losses.mean()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The measurements so far."""
+        return {
+            'step': self.step,
+            'phases': self.phases.state_dict(),
+            'losses': self.losses.state_dict(),
+        }
+
+    def skip(self, steps: int) -> None:
+        """Leave out steps that another number of ranks made, whose losses are not known here."""
+        self.step = steps
+        self.losses.skip(steps)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from ``state_dict()`` of the same epoch."""
+        self.step = int(state['step'])
+        self.phases.load_state_dict(state['phases'])
+        self.losses.load_state_dict(state['losses'])
+
+
+class EpochHooks:
+    """What a training mode does within an epoch: nothing, unless a subclass does something.
+
+    Attributes:
+        first_step: Steps of the epoch that were made before.
+    """
+
+    first_step = 0
+
+    def begin(self, meters: EpochMeters) -> None:
+        """Called before the first batch is loaded."""
+
+    def after_step(self, meters: EpochMeters) -> None:
+        """Called after each step."""
 
 
 def closing_table(folder: Path, configs: Config, engine: Engine) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -37,12 +40,50 @@ def make_default_group(backend: str, timeout: timedelta) -> None:
 
     The rendezvous store outlives a group, and torch gives the next group the same keys. Without a
     prefix of its own that group would read the addresses of the last one and wait for sockets that
-    are closed.
+    are closed. torchrun's store also outlives processes, where it starts them again.
     """
     store, rank, size = next(iter(rendezvous('env://', timeout=timeout)))
     stores.append(store)
-    prefixed = PrefixStore(f'dgc/{len(stores)}', store)
+    prefix = f'dgc/{len(stores)}'
+    if os.environ.get('TORCHELASTIC_RESTART_COUNT'):
+        prefix = agree_on_prefix(store, rank, size, timeout)
+    prefixed = PrefixStore(prefix, store)
     dist.init_process_group(backend, timeout=timeout, store=prefixed, rank=rank, world_size=size)
+
+
+def agree_on_prefix(store: Store, rank: int, size: int, timeout: timedelta) -> str:
+    """Return a prefix of keys that these processes have in common, and no earlier ones.
+
+    TORCHELASTIC_RESTART_COUNT is not enough: torchrun counts it on each machine, and a machine
+    whose workers are started again since one on another machine failed does not count that.
+    So rank 0 draws a text, every process answers with one of its own, and rank 0 lists the answers.
+    A process that reads what rank 0 of earlier processes wrote misses its own answer in that list.
+
+    Args:
+        store: That of the launcher.
+        rank, size: Of this process.
+        timeout: Until all processes have answered.
+
+    Raises:
+        RuntimeError: They have not.
+    """
+    own, deadline = secrets.token_hex(8), time.monotonic() + timeout.total_seconds()
+    if rank == 0:
+        store.set('dgc/start', own)
+        answers = [store.get(f'dgc/{own}/answer/{other}').decode() for other in range(1, size)]
+        store.set(f'dgc/{own}/answers', json.dumps([own, *answers]))
+        return f'dgc/{own}'
+    seen = ''
+    while time.monotonic() < deadline:
+        start = store.get('dgc/start').decode()
+        if start != seen:
+            store.set(f'dgc/{start}/answer/{rank}', own)
+            seen = start
+        listing = f'dgc/{start}/answers'
+        if store.check([listing]) and json.loads(store.get(listing))[rank] == own:
+            return f'dgc/{start}'
+        time.sleep(0.02)
+    raise RuntimeError(f'rank 0 has not listed rank {rank} within {timeout}')
 
 
 def start_default_group(backend: str, patience: Patience) -> None:

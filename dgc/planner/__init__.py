@@ -3,12 +3,13 @@
 from dgc.planner.base import Planner, PlanRequest
 from dgc.planner.by_size import BySize, PerTensor, Whole
 from dgc.planner.plan import Plan, PlanError
-from dgc.planner.replay import Replay
+from dgc.planner.replay import Kept, Replay
 from dgc.planner.timed import Adaptive, Merged, MergedGreedily, Timed, extremes
 
 __all__ = [
     'Adaptive',
     'BySize',
+    'Kept',
     'Merged',
     'MergedGreedily',
     'PerTensor',

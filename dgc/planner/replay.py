@@ -1,12 +1,13 @@
-"""The buckets of a saved plan."""
+"""The buckets of a saved plan, from a file or from a checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dgc.bucket_spec import BucketSpec, ParameterSpec
 from dgc.planner.base import Planner, PlanRequest, sharing_key
+from dgc.planner.forecast import Timing
 from dgc.planner.plan import Plan, PlanError
 
 
@@ -75,6 +76,45 @@ class Replay(Planner):
         if own is not None:
             own = own.towards(saved.density)
         return replace(BucketSpec.of(members, own), requested=requested)
+
+
+@dataclass(frozen=True)
+class Kept(Planner):
+    """The buckets of a plan in memory, as of a checkpoint; those of another planner where the plan
+    does not fit, as after a change of settings.
+
+    Args:
+        content: The plan; the same on all ranks.
+        otherwise: The configured planner, which also predicts times.
+    """
+
+    content: Plan
+    otherwise: Planner
+
+    @property
+    def saved_plan(self) -> str | None:  # type: ignore[override]
+        """As the configured planner."""
+        return self.otherwise.saved_plan
+
+    @property
+    def needs_timing(self) -> bool:
+        """As the configured planner."""
+        return self.otherwise.needs_timing
+
+    def plan(self, request: PlanRequest) -> list[BucketSpec]:
+        """See ``Planner.plan``."""
+        try:
+            return Replay('the kept plan').plan(replace(request, saved=self.content))
+        except PlanError:
+            return self.otherwise.plan(request)
+
+    def saved_timing(self, request: PlanRequest) -> Timing | None:
+        """As the configured planner."""
+        return self.otherwise.saved_timing(request)
+
+    def predicted(self, request: PlanRequest, buckets: Sequence[BucketSpec]) -> dict[str, float]:
+        """As the configured planner, for these buckets."""
+        return self.otherwise.predicted(request, buckets)
 
 
 def percent(density: float | None) -> str:

@@ -17,6 +17,7 @@ from dgc.costmodel import Network
 from dgc.planner import (
     Adaptive,
     BySize,
+    Kept,
     Merged,
     MergedGreedily,
     PerTensor,
@@ -56,6 +57,22 @@ def test_a_plan_replays_to_the_last_bit(tmp_path, planner):
     again, found = trained(Replay(str(tmp_path / 'plan.json')))
     assert again.buckets == plan.buckets
     assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize('planner', [PerTensor(dense_bytes=0), Whole()], ids=['tensors', 'whole'])
+def test_a_kept_plan_stands_where_the_planner_would_divide_otherwise(planner):
+    """As of a checkpoint, although the times of a later start are others."""
+    plan, _ = trained(planner)
+    again, _ = trained(Kept(Plan(plan.buckets), MergedGreedily()))
+    assert again.buckets == plan.buckets
+    assert again.predicted.keys() == {'MergedGreedily', 'per tensor', 'whole model'}
+
+
+def test_a_kept_plan_that_does_not_fit_gives_way(tmp_path):
+    plan, _ = trained(Whole())
+    other = [replace(bucket, requested=0.5) for bucket in plan.buckets]
+    again, _ = trained(Kept(Plan(other), PerTensor(dense_bytes=0)))
+    assert len(again.buckets) > len(plan.buckets)
 
 
 def test_a_plan_reads_as_a_table(tmp_path):

@@ -204,7 +204,9 @@ class Run:
 
     def checkpoint(self, epoch: int, rank: int, size: int = 2) -> dict[str, Any]:
         path = self.folder / f'checkpoints/e{epoch:04d}.r{rank}of{size}.pth'
-        return torch.load(path, weights_only=True)
+        state = torch.load(path, weights_only=True)
+        state.pop('manifest', None)  # of which run it is
+        return state
 
 
 def events(file: Path) -> list[Any]:

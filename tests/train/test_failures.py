@@ -123,7 +123,9 @@ def test_ctrl_c_ends_it_with_one_line_and_it_goes_on(tmp_path, words):
     process.send_signal(signal.SIGINT)
     rest, _ = process.communicate(timeout=60)
     assert process.returncode == 130, told + rest
-    assert 'train.py: interrupted: --resume continues after the last epoch' in rest
+    (line,) = [line for line in rest.splitlines() if line.startswith('train.py:')]
+    assert line.startswith('train.py: SIGINT: stopped after ')
+    assert line.endswith(': --resume continues there')
     assert 'Traceback' not in rest and 'terminate' not in rest
     (run,) = tmp_path.iterdir()
     before = len((run / 'metrics.jsonl').read_text().splitlines())

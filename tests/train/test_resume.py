@@ -105,13 +105,13 @@ def test_a_cut_save_falls_back_to_the_epoch_before(copied, straight, cut):
         assert not last[1].with_suffix('.partial').exists()
 
 
-def test_a_damaged_checkpoint_is_named(copied):
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(copied, straight):
     path = copied.folder / 'checkpoints/e0001.r1of2.pth'
     path.write_bytes(path.read_bytes()[:1000])
-    run = train(copied.folder.parent, 3, '--resume', code=2)
-    (line,) = run.done.complaints
-    remedy = 'remove it to continue from an earlier epoch'
-    assert line == f'train.py: rank 1: {path} is damaged: {remedy}'
+    run = train(copied.folder.parent, 2, '--resume')
+    assert f'rank 1: {path} is damaged: going on from e0000' in run.done.lines
+    assert run.results == straight.results[:2]
+    assert_same(run.checkpoint(1, 1)['model'], straight.checkpoint(1, 1)['model'])
 
 
 def test_another_model_is_refused_in_a_line(copied, tmp_path):
@@ -184,14 +184,14 @@ def test_two_workers_go_on_from_four(four, tmp_path):
 def test_any_number_of_workers_takes_all_that_was_kept(four, tmp_path, size):
     """Summed over the workers and divided by their number, it is the same mean."""
     from dgc.saved_state import share_of
-    from utils.checkpoint import Checkpoints
+    from utils.checkpoint import Checkpoints, Position
 
     folder = four.folder / 'checkpoints'
     saved = [four.checkpoint(0, rank, 4)['optimizer'] for rank in range(4)]
     before = [saved[rank]['ranks'][f'rank {rank} of 4']['memory'] for rank in range(4)]
     after = []
     for rank in range(size):
-        loaded = Checkpoints(folder, rank, size).load(0, 4)['optimizer']
+        loaded = Checkpoints(folder, rank, size).load(Position(1), 4)['optimizer']
         after.append(share_of(loaded, rank, size)['memory'])
     for name, buffers in before[0].items():
         for buffer in buffers:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,14 +12,29 @@ from hypothesis import strategies as st
 
 import dgc
 from dgc.saved_state import merge_states
-from utils.checkpoint import CheckpointError, Checkpoints, plain, restore
+from utils.checkpoint import CheckpointError, Checkpoints, Position, Search
 from utils.files import replacing
+from utils.sealed import plain
+
+
+def after(epoch: int) -> Position:
+    return Position(epoch + 1)
+
+
+def epochs(checkpoints: Checkpoints) -> dict[int, int]:
+    """The epochs of which there is a file, and the number of ranks that saved each."""
+    return {position.epoch: size for position, size in sorted(checkpoints.saved())}
 
 
 def state(value: float, epoch: int = 0, best: float | None = None) -> dict:
     """What one rank saves; ``value`` is all that it keeps back."""
     memory = {'w': {'velocity': torch.full((3,), value)}}
-    return {'model': {}, 'optimizer': {'memory': memory}, 'epoch': epoch, 'best': best}
+    return {
+        'model': {'w': torch.zeros(3)},
+        'optimizer': {'memory': memory},
+        'epoch': epoch,
+        'best': best,
+    }
 
 
 def velocity(loaded: dict) -> float:
@@ -38,8 +52,11 @@ def names(folder) -> list[str]:
 
 def test_numpy_scalars_become_plain_and_load_without_pickle(tmp_path):
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(0, {'best': np.float64(97.5), 'more': [np.int64(3), {'x': (np.bool_(True),)}]})
+    checkpoints.save(
+        after(0), {'best': np.float64(97.5), 'more': [np.int64(3), {'x': (np.bool_(True),)}]}
+    )
     loaded = torch.load(tmp_path / 'e0000.r0of1.pth', weights_only=True)
+    loaded.pop('manifest')
     assert loaded == {'best': 97.5, 'more': [3, {'x': (True,)}]}
     assert [type(loaded['best']), type(loaded['more'][0])] == [float, int]
 
@@ -51,7 +68,7 @@ def test_plain_leaves_tensors_alone():
 
 def test_a_save_that_fails_leaves_the_checkpoint_before(tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(0, state(1))
+    checkpoints.save(after(0), state(1))
 
     def full(value, file):
         file.write(b'half of it')
@@ -60,12 +77,12 @@ def test_a_save_that_fails_leaves_the_checkpoint_before(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, 'save', full)
     for epoch in (0, 1):
         with pytest.raises(OSError, match='No space left'):
-            checkpoints.save(epoch, state(2))
+            checkpoints.save(after(epoch), state(2))
     monkeypatch.undo()
-    assert checkpoints.epochs() == {0: 1}
-    assert velocity(checkpoints.load(0, 1)) == 1
-    checkpoints.save(1, state(3))
-    assert velocity(checkpoints.load(1, 1)) == 3
+    assert epochs(checkpoints) == {0: 1}
+    assert velocity(checkpoints.load(after(0), 1)) == 1
+    checkpoints.save(after(1), state(3))
+    assert velocity(checkpoints.load(after(1), 1)) == 3
 
 
 def test_ranks_need_not_see_each_others_disks(tmp_path):
@@ -73,10 +90,10 @@ def test_ranks_need_not_see_each_others_disks(tmp_path):
     for rank in range(2):
         mine = Checkpoints(tmp_path / str(rank), rank, 2)
         for epoch in range(6):
-            mine.save(epoch, state(epoch))
-            mine.finish(epoch, best=epoch == 1)
+            mine.save(after(epoch), state(epoch))
+            mine.finish(after(epoch), best=epoch == 1)
         assert mine.best() == 1
-        assert sorted(mine.epochs()) == [1, 3, 4, 5]
+        assert sorted(epochs(mine)) == [1, 3, 4, 5]
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=8))
@@ -87,12 +104,12 @@ def test_the_last_three_and_the_best_are_kept(tmp_path_factory, improved):
     for epoch, better in enumerate(improved):
         best = epoch if better else best
         for checkpoints in ranks:
-            checkpoints.save(epoch, {})
+            checkpoints.save(after(epoch), {})
         for checkpoints in ranks:
-            checkpoints.finish(epoch, better)
+            checkpoints.finish(after(epoch), better)
     last = len(improved) - 1
     kept = {epoch for epoch in (last - 2, last - 1, last, best) if epoch is not None and epoch >= 0}
-    assert ranks[0].epochs() == dict.fromkeys(kept, 2)
+    assert epochs(ranks[0]) == dict.fromkeys(kept, 2)
     files = {f'e{epoch:04d}.r{rank}of2.pth' for epoch in kept for rank in range(2)}
     assert set(names(folder)) == files | ({'best.txt'} if best is not None else set())
 
@@ -103,41 +120,25 @@ def test_pruning_touches_nothing_else(tmp_path):
         (tmp_path / name).touch()
     mine = Checkpoints(tmp_path, 0, 2)
     for epoch in range(5):
-        mine.save(epoch, {})
-        mine.finish(epoch, best=False)
+        mine.save(after(epoch), {})
+        mine.finish(after(epoch), best=False)
     assert set(others) - {'e0000.r0of2.partial'} <= set(names(tmp_path))
 
 
 # ---------------------------------------------------------------- which epochs
 
 
-def test_an_epoch_is_usable_where_all_that_is_needed_is_there(tmp_path):
-    files = ['e0000.r0of2', 'e0000.r1of2', 'e0001.r0of2', 'e0002.r1of2', 'e0003.r0of4']
-    for name in files:
-        (tmp_path / f'{name}.pth').touch()
-    (tmp_path / 'e0009.r0of2.partial').touch()
-    assert Checkpoints(tmp_path, 0, 2).epochs() == {0: 2, 1: 2}
-    assert Checkpoints(tmp_path, 1, 2).epochs() == {0: 2, 2: 2}
-    assert Checkpoints(tmp_path, 0, 1).epochs() == {0: 2}
-    assert Checkpoints(tmp_path, 0, 1).epochs(model_only=True) == {0: 2, 1: 2, 3: 4}
-    assert Checkpoints(tmp_path / 'nowhere').epochs() == {}
-
-
-def restored(folder, size: int, evaluate: bool = False, apart: bool = False) -> list:
-    """What each of ``size`` ranks is given by ``restore``, and the epoch to go on with."""
+def restored(
+    folder, size: int, evaluate: bool = False, apart: bool = False, anew: bool = False
+) -> list:
+    """What each of ``size`` ranks finds: None, or the position and this rank's state."""
 
     def worker(engine: dgc.Engine):
-        given = {}
-        model = SimpleNamespace(load_state_dict=lambda state: given.update(model=state))
-        parts = SimpleNamespace(
-            engine=engine,
-            device=torch.device('cpu'),
-            model=model,
-            load_state_dict=lambda state, epoch: given.update(state, next=epoch),
-        )
+        model = torch.nn.Module()
+        model.register_buffer('w', torch.zeros(3))
         own = folder / str(engine.rank) if apart else folder
-        epoch, best = restore(parts, own, evaluate)
-        return epoch, best, given
+        saved = Search(engine, torch.device('cpu'), own, evaluate).last(model, anew)
+        return saved and (saved.position, saved.state)
 
     return dgc.simulate(size, worker)
 
@@ -146,7 +147,7 @@ def save_all(folder, epoch: int, size: int, apart: bool = False) -> None:
     for rank in range(size):
         own = folder / str(rank) if apart else folder
         checkpoints = Checkpoints(own / 'checkpoints', rank, size)
-        checkpoints.save(epoch, state(10 * epoch + rank, epoch, 50.0 + epoch))
+        checkpoints.save(after(epoch), state(10 * epoch + rank, epoch, 50.0 + epoch))
 
 
 @pytest.mark.parametrize('apart', [False, True])
@@ -155,30 +156,29 @@ def test_the_ranks_agree_on_the_last_epoch_that_all_have(tmp_path, apart):
         save_all(tmp_path, epoch, 2, apart)
     own = tmp_path / '1' if apart else tmp_path
     (own / 'checkpoints/e0002.r1of2.pth').unlink()
-    for rank, (epoch, best, loaded) in enumerate(restored(tmp_path, 2, apart=apart)):
-        assert (epoch, best, loaded['next']) == (2, 51.0, 2)
+    for rank, (position, loaded) in enumerate(restored(tmp_path, 2, apart=apart)):
+        assert (position, loaded['best']) == (after(1), 51.0)
         assert velocity(loaded) == 10 + rank
 
 
 def test_the_folder_of_checkpoints_may_be_named_too(tmp_path):
     save_all(tmp_path, 0, 1)
-    assert restored(tmp_path / 'checkpoints', 1)[0][0] == 1
+    assert restored(tmp_path / 'checkpoints', 1)[0][0] == after(0)
 
 
 @pytest.mark.parametrize('size', [1, 2, 3])
-def test_evaluation_loads_the_best_epochs_model_and_no_more(tmp_path, size):
+def test_evaluation_reads_the_best_epoch(tmp_path, size):
     for epoch in range(3):
         save_all(tmp_path, epoch, 2)
     (tmp_path / 'checkpoints/best.txt').write_text('1\n')
-    for epoch, _, loaded in restored(tmp_path, size, evaluate=True):
-        assert epoch == 2
-        assert loaded == {'model': {}}
+    for position, _ in restored(tmp_path, size, evaluate=True):
+        assert position == after(1)
 
 
 def test_a_best_epoch_that_is_gone_is_replaced_by_the_last(tmp_path):
     save_all(tmp_path, 4, 2)
     (tmp_path / 'checkpoints/best.txt').write_text('1\n')
-    assert restored(tmp_path, 1, evaluate=True)[0][0] == 5
+    assert restored(tmp_path, 1, evaluate=True)[0][0] == after(4)
 
 
 @pytest.mark.parametrize('content', [b'', b'not a checkpoint', b'PK\x03\x04 cut'])
@@ -186,7 +186,9 @@ def test_damage_is_named(tmp_path, content):
     path = tmp_path / 'checkpoints/e0000.r0of1.pth'
     path.parent.mkdir()
     path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r'e0000\.r0of1\.pth is damaged: remove it'):
+    with pytest.raises(
+        CheckpointError, match=r'e0000\.r0of1\.pth is damaged; there is no checkpoint'
+    ):
         restored(tmp_path, 1)
 
 
@@ -233,8 +235,8 @@ def test_merging_keeps_names_and_buffers_apart_and_its_input_as_it_was():
 )
 def test_ranks_share_out_what_others_kept(tmp_path, old, new, kept):
     for rank in range(old):
-        Checkpoints(tmp_path, rank, old).save(7, state(rank))
-    loaded = [Checkpoints(tmp_path, rank, new).load(7, old) for rank in range(new)]
+        Checkpoints(tmp_path, rank, old).save(after(7), state(rank))
+    loaded = [Checkpoints(tmp_path, rank, new).load(after(7), old) for rank in range(new)]
     found = [velocity(one) if one['optimizer']['memory'] else None for one in loaded]
     assert found == [None if k is None else pytest.approx(k) for k in kept]
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from utils.checkpoint import Checkpoints
+from utils.checkpoint import Checkpoints, Position
 from utils.curves import Curves
 from utils.files import WriteError, replacing
 from utils.log import Metrics, RunLog, environment
@@ -28,7 +28,7 @@ def epochs(folder) -> list[int]:
 
 
 def write(folder, epochs: range, resumed_at: int | None = None) -> None:
-    log = RunLog(folder, parts(), resumed_at)
+    log = RunLog(folder, parts(), None if resumed_at is None else Position(resumed_at))
     for epoch in epochs:
         log.epoch(epoch, {'loss/train': 1.5, 'acc/test_top1': 10.0 * epoch})
     log.close()
@@ -121,12 +121,12 @@ def test_a_best_epoch_that_cannot_be_read_is_skipped_with_a_warning(tmp_path, ca
     """docs/failures.md, row 24."""
     checkpoints = Checkpoints(tmp_path)
     for epoch in range(2):
-        checkpoints.save(epoch, {})
+        checkpoints.save(Position(epoch + 1), {})
     (tmp_path / 'best.txt').write_text(text)
     assert checkpoints.best() is None
     assert f'{tmp_path}/best.txt names no epoch' in caplog.text
-    checkpoints.finish(1, best=False)
-    assert checkpoints.epochs() == {0: 1, 1: 1}
+    checkpoints.finish(Position(2), best=False)
+    assert checkpoints.saved() == {(Position(1), 1), (Position(2), 1)}
 
 
 @pytest.mark.parametrize('resumed_at', [0, 1])

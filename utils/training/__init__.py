@@ -2,6 +2,8 @@
 
 experiment.py        Experiment: command line, configuration, and the loop of train.py
 synchronous.py       Synchronous: every rank runs the loop, with a DistributedOptimizer
+saving.py            Saver: checkpoints at any step, written by a thread
+stopping.py          signals, and the agreement of the ranks on when to act on them
 parameter_server.py  ParameterServer: one process serves, the workers run the loop
 server.py            the server's process: evaluation, checkpoints
 server_log.py        the server's files: metrics.jsonl, updates.csv, curves

@@ -11,10 +11,10 @@ import torch
 
 from dgc import NonFiniteGradientError
 from dgc.engines import Patience
-from utils.build import Evaluated, Parts
+from utils.build import Evaluated
 from utils.checkpoint import CheckpointError
+from utils.cli import AUTO
 from utils.config import Config
-from utils.log import Log
 from utils.naming import is_same_stack, run_name
 
 
@@ -26,7 +26,8 @@ class Experiment:
         arguments: The parsed command line.
         configs: The resolved configuration.
         device: Where this process computes.
-        train_epoch: Makes one pass over a worker's training data and returns its measurements.
+        train_epoch: Makes one pass over a worker's training data and returns its measurements;
+            called with Parts, Config, epoch, Log and, where there are any, EpochHooks.
         evaluate: Returns every meter on every split except the training split.
         overrides: The settings of the command line, by name.
     """
@@ -34,7 +35,7 @@ class Experiment:
     arguments: Namespace
     configs: Config
     device: torch.device
-    train_epoch: Callable[[Parts, Config, int, Log], dict[str, float]]
+    train_epoch: Callable[..., dict[str, float]]
     evaluate: Callable[[Evaluated, Config], dict[str, float]]
     overrides: dict[str, str] = field(default_factory=dict)
 
@@ -57,7 +58,7 @@ class Experiment:
             CheckpointError: If there are several.
         """
         folder, arguments = self.folder(workers), self.arguments
-        if arguments.name:
+        if arguments.name or self.is_auto:
             return folder
         if arguments.resume:
             run = Path(arguments.resume)
@@ -87,12 +88,17 @@ class Experiment:
 
     @property
     def resumes(self) -> bool:
-        """Whether training continues from a checkpoint."""
+        """Whether training continues from a checkpoint, if there is one."""
         return self.arguments.resume is not None
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether training begins in the run's folder where there is no checkpoint."""
+        return self.arguments.resume == AUTO
 
     def source(self, folder: Path) -> Path:
         """The run that ``--resume`` names; without a name, this run's ``folder``."""
-        return Path(self.arguments.resume or folder)
+        return folder if self.is_auto else Path(self.arguments.resume or folder)
 
     def continues(self, folder: Path) -> bool:
         """Whether ``--resume`` names this run's own ``folder``, so that its files are appended

@@ -45,7 +45,7 @@ from utils.build import (
     seed_everything,
     threads,
 )
-from utils.checkpoint import restore
+from utils.checkpoint import Search
 from utils.checks import build_composition, check_asynchronous
 from utils.cli import Refused
 from utils.config import ConfigError
@@ -68,8 +68,8 @@ class ParameterServer:
     """Under a launcher, rank 0 serves and the others train. Started by hand, a process serves if it
     has an address to bind, and trains if it has the address of a server."""
 
-    def run(self, experiment: Experiment) -> None:
-        """Run this process: the server, or one worker."""
+    def run(self, experiment: Experiment) -> int:
+        """Run this process: the server, or one worker; returns the exit code."""
         configs, device = experiment.configs, experiment.device
         if configs.engine.name == 'simulated':
             raise EngineError(
@@ -92,6 +92,7 @@ class ParameterServer:
                 run_by_hand(experiment, settings, datasets)
         except ServerError as error:
             raise Refused(str(error), rank=detect().rank) from error
+        return 0
 
 
 def run_launched(
@@ -199,7 +200,10 @@ def evaluate(experiment: Experiment, datasets: Datasets, engine: Engine) -> None
             raise ConfigError('--evaluate: name the run, with --resume RUN')
         loaders = build_evaluation_loaders(configs, datasets, 0, 1, device)
         parts = Evaluated(engine, device, configs.model.build().to(device), loaders)
-        restore(parts, experiment.source(experiment.earlier(workers or 1)), evaluate=True)
+        source = experiment.source(experiment.earlier(workers or 1))
+        saved = Search(engine, device, source, evaluate=True).last(parts.model)
+        assert saved is not None
+        parts.model.load_state_dict(saved.model())
     for name, value in experiment.evaluate(parts, configs).items():
         say(engine, f'[{name}] = {value:.2f}')
 

@@ -17,6 +17,7 @@ from dgc.engines import LocalEngine
 from dgc.parameter_server import Address, Asynchronous, Budget, Server, ServerSettings
 from dgc.parameter_server.model import FloatBuffers
 from dgc.parameter_server.sockets import Service, derive_key
+from utils import sealed
 from utils.build import (
     Evaluated,
     build_evaluation_loaders,
@@ -27,7 +28,7 @@ from utils.build import (
     common,
     seed_everything,
 )
-from utils.checkpoint import CheckpointError, Checkpoints, load_whole, save_whole
+from utils.checkpoint import CheckpointError, Checkpoints, Position, load_whole
 from utils.checks import build_composition
 from utils.folder import check_writable, prepare_folder
 from utils.log import environment
@@ -117,6 +118,8 @@ class ServerProcess:
         source = self._experiment.source(self._folder)
         folder = source if source.name == 'checkpoints' else source / 'checkpoints'
         path = folder / STATE
+        if not path.is_file() and self._experiment.is_auto:
+            return 0.0
         if not path.is_file():
             raise CheckpointError(f'there is no {path}: --resume RUN names the run of a server')
         state = load_whole(path, 'start without --resume')
@@ -160,7 +163,8 @@ class ServerProcess:
             self._pending.pop(0).result()
         self._log.flush()
         state = {**self._server.state_dict(), 'seconds': self._log.seconds}
-        save_whole(state, self._checkpoints.folder / STATE)
+        manifest = {'run': self._folder.name, 'updates': self._server.version}
+        sealed.write(state, manifest, self._checkpoints.folder / STATE)
         self._last_save = time.monotonic()
 
     def _end_epoch(self, epoch: int, numbers: dict[str, float]) -> None:
@@ -181,8 +185,9 @@ class ServerProcess:
             self._log.write(epoch, numbers)
             model = self._evaluator.model.state_dict()
             best = None if name is None else max([numbers[name], *before])
-            self._checkpoints.save(epoch, {'model': model, 'epoch': epoch, 'best': best})
-            self._checkpoints.finish(epoch, improved)
+            position = Position(epoch + 1)
+            self._checkpoints.save(position, {'model': model, 'epoch': epoch, 'best': best})
+            self._checkpoints.finish(position, improved)
 
         self._pending.append(self._evaluator.submit(finish))
 

@@ -1,0 +1,268 @@
+"""Checkpoints of synchronous training: when they are saved, and their writing beside training."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import signal
+import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dgc import Engine
+from dgc.handshake import gather_text
+from utils.agree import agreed
+from utils.build import Parts, random_state, set_random_state
+from utils.checkpoint import Checkpoints, Position, Saved
+from utils.cli import Stopped
+from utils.config import Config
+from utils.log import RunLog
+from utils.progress import EpochHooks, EpochMeters
+from utils.sealed import snapshot
+from utils.training.stopping import SIGNALS, Agreement, StopSignals, exit_code
+
+
+class Preempted(Exception):
+    """Training has ended after a signal, on all ranks, with a checkpoint.
+
+    Attributes:
+        code: The exit code of every rank.
+    """
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Writer:
+    """Writes this rank's checkpoints on a thread, one at a time.
+
+    Args:
+        checkpoints: Where to.
+    """
+
+    def __init__(self, checkpoints: Checkpoints) -> None:
+        self.checkpoints = checkpoints
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix='dgc-checkpoint')
+        self._pending: Future[None] | None = None
+
+    def start(self, position: Position, state: dict[str, Any]) -> None:
+        """Begin to write ``state``, a copy which is changed by no other thread."""
+        self._pending = self._pool.submit(self._write, position, state)
+
+    def wait(self) -> None:
+        """Wait for the file. Raises WriteError where it cannot be written."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether ``wait`` would raise an exception by now."""
+        pending = self._pending
+        return pending is not None and pending.done() and pending.exception() is not None
+
+    def close(self) -> None:
+        """Wait for the thread."""
+        self._pool.shutdown()
+
+    def _write(self, position: Position, state: dict[str, Any]) -> None:
+        torch.set_num_threads(1)  # a setting of each thread: the others are for training
+        self.checkpoints.save(position, state)
+
+
+def draw_start(engine: Engine, device: torch.device) -> str:
+    """A random text, the same on all ranks: checkpoints of another start are told by it."""
+    return gather_text(engine, secrets.token_hex(8), device, limit=16)[0]
+
+
+class Saver(EpochHooks):
+    """Saves a run: at the end of epochs, every so many steps or minutes, and after a signal.
+
+    A checkpoint is a copy of the state, which a thread writes while training goes on. Before the
+    next one, and at the end, the ranks wait for their files and agree that all are complete; only
+    then are older files removed. So at any time there is a complete checkpoint on all disks.
+
+    Args:
+        parts: What this rank trains with.
+        configs: The resolved configuration.
+        folder: The run folder.
+        log: Its log.
+        signals: Ask for the end of the run.
+        saved: The checkpoint that training continues from; None for a new run.
+        first: Its position in steps of this run.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        configs: Config,
+        folder: Path,
+        log: RunLog,
+        signals: StopSignals,
+        saved: Saved | None,
+        first: Position,
+    ) -> None:
+        engine = parts.engine
+        self._parts, self._log, self._signals = parts, log, signals
+        self._every_steps = configs.checkpoint.every_steps
+        self._every_minutes = configs.checkpoint.every_minutes
+        self._epochs, self.first_step = first
+        self._meters = meters_of(saved, engine, first)
+        self._best = None if saved is None else saved.best
+        start = draw_start(engine, parts.device)
+        self.checkpoints = Checkpoints(folder / 'checkpoints', engine.rank, engine.size, start)
+        self.checkpoints.remove_partial()
+        self._writer = Writer(self.checkpoints)
+        self._agreement = Agreement(engine, parts.device)
+        self._unfinished: tuple[Position, bool] | None = None
+        self._last = time.monotonic()
+        self._seconds = 0.0
+
+    # ------------------------------------------------------------ within an epoch
+
+    def begin(self, meters: EpochMeters) -> None:
+        """Restore what is of the epoch that is continued. See EpochHooks."""
+        if self._meters is None:
+            meters.skip(self.first_step)
+        else:
+            meters.load_state_dict(self._meters)
+            set_random_state(self._meters['random'], self._parts.device)
+        self._meters = None
+
+    def after_step(self, meters: EpochMeters) -> None:
+        """Save where it is time to, or where a rank has got a signal. See EpochHooks.
+
+        Raises:
+            Preempted: On all ranks, after a signal to one of them.
+            Stopped: On all ranks, where one cannot write its files.
+        """
+        is_last = meters.step == len(self._parts.loaders['train'])
+        saves = bool(self._every_steps) and self._parts.optimizer.steps % self._every_steps == 0
+        position = Position(self._epochs, meters.step)
+        number = 0
+        if self._agreement.is_due() or is_last:
+            number, is_time = self._agree()
+            saves |= is_time
+        if number or (saves and not is_last):  # which the end of the epoch saves
+            self._save(position, meters)
+        if number:
+            self._stop(number, position)
+
+    def _agree(self) -> tuple[int, bool]:
+        """Return the signal that a rank has got, 0 for none, and whether it is time to save."""
+        minutes = (time.monotonic() - self._last) / 60
+        is_time = self._every_minutes is not None and minutes >= self._every_minutes
+        is_first = self._parts.engine.rank == 0  # whose clock counts
+        own = [self._signals.received == number for number in SIGNALS]
+        sums = self._agreement.sums([*own, is_first and is_time, self._writer.has_failed])
+        if sums[-1]:
+            self.settle()  # raises on all ranks
+        got = [number for number, ranks in zip(SIGNALS, sums, strict=False) if ranks]
+        return (int(got[0]) if got else 0), bool(sums[-2])
+
+    # ------------------------------------------------------------ the end of an epoch
+
+    def improves(self, metric: float | None) -> bool:
+        """Whether an epoch is the best so far; without a metric, the last one is."""
+        improved = metric is None or self._best is None or metric > self._best
+        self._best = metric if improved else self._best
+        return improved
+
+    def end_epoch(self, improved: bool, is_last: bool) -> None:
+        """Save the state after an epoch; after the last one, wait until it is on all disks.
+
+        Raises:
+            Preempted, Stopped: As ``after_step``.
+        """
+        self._epochs, self.first_step = self._epochs + 1, 0
+        position = Position(self._epochs)
+        self._save(position, None, improved)
+        if is_last:
+            self.settle()
+            return
+        number, _ = self._agree()
+        if number:
+            self._stop(number, position)
+
+    # ------------------------------------------------------------ writing
+
+    def _save(self, position: Position, meters: EpochMeters | None, improved: bool = False) -> None:
+        """Copy the state, and begin to write it. A collective.
+
+        Args:
+            position: Of the state.
+            meters: Of the epoch, within one.
+            improved: Whether it is the best epoch.
+        """
+        start = time.perf_counter()
+        self.settle()
+        self._log.flush()
+        state = {**self._parts.state_dict(), 'epoch': position.epoch, 'best': self._best}
+        if meters is not None:
+            # Random numbers last: simulated ranks share the generators, and the other ranks may
+            # draw while this one waits for them.
+            random = random_state(self._parts.device)
+            state['samples'] = meters.step * self._parts.samples_per_step
+            state['meters'] = {**meters.state_dict(), 'random': random}
+        self._writer.start(position, snapshot(state))
+        self._unfinished = position, improved
+        self._last = time.monotonic()
+        self._seconds += time.perf_counter() - start
+
+    def seconds(self) -> float:
+        """The seconds for which saving has held up training since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def has_saved(self) -> bool:
+        """Whether this rank has a checkpoint of the run, now that its last one is written."""
+        with contextlib.suppress(OSError):
+            self._writer.wait()
+        return bool(self.checkpoints.saved())
+
+    def settle(self) -> None:
+        """Wait until the last checkpoint is complete on all ranks; remove older ones. A collective.
+
+        Raises:
+            Stopped: On all ranks, where one of them could not write its file.
+        """
+        if self._unfinished is None:
+            return
+        unfinished, self._unfinished = self._unfinished, None
+        engine, device = self._parts.engine, self._parts.device
+        with agreed(engine, device, Stopped):  # a disk may be full on one machine
+            self._writer.wait()
+        with agreed(engine, device, Stopped):
+            self.checkpoints.finish(*unfinished)
+
+    def _stop(self, number: int, position: Position) -> None:
+        """End training on all ranks, with the checkpoint of ``position``."""
+        self.settle()
+        made = f'{position.step} steps of epoch' if position.step else 'epoch'
+        text = (
+            f'{signal.Signals(number).name}: stopped after {made} {position.epoch}, which is saved '
+            f'in {self.checkpoints.folder} ({position}): --resume continues there'
+        )
+        if self._parts.engine.rank == 0:
+            print(f'\ntrain.py: {text}', file=sys.stderr, flush=True)
+        self._parts.engine.barrier()  # launchers end the other ranks once one has ended
+        raise Preempted(text, exit_code(number))
+
+    def close(self) -> None:
+        """End the thread."""
+        self._writer.close()
+
+
+def meters_of(saved: Saved | None, engine: Engine, first: Position) -> dict[str, Any] | None:
+    """The measurements of the epoch that is continued, where it goes on at the same step.
+
+    None at another number of ranks or batch size: the measurements are those of the rest then.
+    """
+    if saved is None or (saved.size, saved.position) != (engine.size, first):
+        return None
+    return saved.state.get('meters')
