@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,8 @@ from pathlib import Path
 from tools.harness.cli import Parser, log
 from tools.harness.tables import align
 from tools.matrix.pythons import obtain
-from tools.matrix.trial import ROOT, Outcome, trial
+from tools.matrix.trial import Outcome, trial
+from tools.wheel.build import ROOT, build_wheel
 
 PROGRAM = 'tools.matrix'
 PYTHONS = ('3.10', '3.11', '3.12', '3.13', '3.14')
@@ -40,15 +40,6 @@ def full(version: str) -> str:
     return version if version.count('.') > 1 else f'{version}.0'
 
 
-def wheel(folder: Path) -> Path:
-    """Build the wheel of this checkout into a folder, and return its path."""
-    shutil.rmtree(folder, ignore_errors=True)
-    command = [sys.executable, '-m', 'pip', 'wheel', '-q', '--no-deps', '-w', str(folder), str(ROOT)]
-    subprocess.run(command, check=True)
-    (path,) = folder.glob('*.whl')
-    return path
-
-
 def table(rows: Sequence[Outcome]) -> str:
     """The outcomes, one line each."""
     lines = [
@@ -72,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     add('--keep', action='store_true', help='do not remove the environments')
     arguments = parser.parse_args(argv)
     folder = ROOT / 'build/matrix'
-    built = wheel(folder / 'wheel')
+    built = build_wheel(folder / 'wheel')
     rows: list[Outcome] = []
     missing: list[str] = []
     for version in arguments.pythons:

@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[2]
+from tools.wheel.build import ROOT
+
 # Wrapper, hook, kernels, codecs and real processes under torchrun.
 TESTS = (
     'tests/dgc/test_ops_native.py',
