@@ -29,15 +29,15 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: help setup requirements ops horovod run test sanitize lint format lock clean distclean
+.PHONY: help setup requirements ops horovod run test sanitize lint format docs wheel check-wheel matrix lock clean distclean
 
 help: ## list the targets
 	@echo 'make TARGET [VARIABLE=value ...]'
-	@sed -nE 's/^([a-z]+):[^#]*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 	@echo 'Variables:'
 	@echo '  ENGINE      horovod (default) or torch: who carries the gradients'
 	@echo '  NP          how many workers `make run` starts (2)'
-	@echo '  ARGS        more arguments for train.py (run) or pytest (test), such as ARGS="--configs.train.num_epochs 5"'
+	@echo '  ARGS        more arguments for train.py (run), pytest (test) or tools.matrix, such as ARGS="--configs.train.num_epochs 5"'
 	@echo '  PARALLEL    how pytest shares the tests among processes (two); empty: one process'
 	@echo '  PYTHON      the Python, 3.10 or newer, that .venv is made with (python3)'
 
@@ -97,6 +97,21 @@ lint: requirements ## check style (ruff), types (mypy) and the direction of impo
 format: requirements ## rewrite the code in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Any warning fails: a broken link, a page outside the navigation, a docstring that cannot be read.
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: requirements ## build the documentation as a site, in build/site
+	@$(BIN)/mkdocs build --strict -q
+	@echo 'build/site/index.html is the start; python -m http.server -d build/site serves it with its search'
+
+wheel: requirements ## build the wheel into dist
+	@$(BIN)/python -m tools.wheel --build
+
+check-wheel: requirements ## install the wheel into an empty environment, and run the README there
+	@$(BIN)/python -m tools.wheel
+
+matrix: requirements ## try every Python of this machine with the oldest and the newest torch
+	@$(BIN)/python -m tools.matrix $(ARGS)
 
 # Resolved for every Python at once. NVIDIA's packages are pinned by torch itself, differently in each
 # of its builds, so that naming them here would exclude the other builds.

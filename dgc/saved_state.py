@@ -217,13 +217,15 @@ def state_of_wrapped(saved: Mapping[str, Any]) -> dict[str, Any]:
     """
     is_older = 'memory' in saved and 'optimizer' in saved
     found = saved['optimizer'] if is_older else saved
-    if not {'state', 'param_groups'} <= found.keys():
+    # torch.distributed.checkpoint leaves out empty dictionaries: the state of DGCSGD is one.
+    known_empty = saved.get('entries') == 0
+    if 'param_groups' not in found or not ('state' in found or known_empty):
         raise ValueError(
             f"load_state_dict() needs an optimizer's state with 'state' and 'param_groups', and "
             f'got {", ".join(map(str, saved)) or "an empty dictionary"}'
         )
     state: dict[Any, dict[str, Any]] = {}
-    for key, entries in found['state'].items():  # torch.distributed.checkpoint makes keys strings
+    for key, entries in found.get('state', {}).items():  # there keys are strings
         number = int(key) if isinstance(key, str) and key.isdigit() else key
         state.setdefault(number, {}).update(entries)
     entries, expected = count_entries(state), saved.get('entries', 0)

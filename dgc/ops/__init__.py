@@ -1,7 +1,7 @@
 """Fused kernels, each bit-identical to a reference in plain PyTorch.
 
 reference   plain PyTorch, on any device
-native      C++, on the CPU; compiled by ``make setup`` (``python -m dgc.ops.build``)
+native      C++, on the CPU; compiled at the first use, or by ``python -m dgc.ops.build``
 cuda        Triton, on NVIDIA GPUs
 """
 

@@ -1,4 +1,4 @@
-"""Compile the C++ kernels: ``python -m dgc.ops.build``, which the set-up runs.
+"""Compile the C++ kernels: ``python -m dgc.ops.build``, or at their first use (``on_demand``).
 
 The library is written to ``${XDG_CACHE_HOME:-~/.cache}/dgc/ops``, or where that cannot be used
 to a folder of this user below the temporary one. The name of its own folder hashes the sources,
@@ -46,6 +46,14 @@ class BuildError(RuntimeError):
 def is_x86() -> bool:
     """Return whether this is an x86-64 processor; only there AVX2 and AVX-512 are compiled."""
     return platform.machine() in ('x86_64', 'AMD64')
+
+
+def abi_flags() -> list[str]:
+    """Return the flags for the C++ library's types that torch was built with.
+
+    torch's packages up to 2.6 use the ones from before C++11 (``std::string``).
+    """
+    return [f'-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}']
 
 
 def library_paths() -> dict[Path, Path]:
@@ -134,7 +142,7 @@ def compiler_command(compiler: str | None = None) -> list[str]:
 def _compile(compiler: list[str], scratch: Path) -> Path:
     """Compile the object files and link the library in the folder ``scratch``; returns its path."""
     torch_folder = Path(torch.__file__).parent
-    flags = [*FLAGS, '-DDGC_X86'] if is_x86() else FLAGS
+    flags = [*FLAGS, *abi_flags(), *(['-DDGC_X86'] if is_x86() else [])]
     sets = INSTRUCTION_SETS if is_x86() else {'baseline': []}
     include = ['-isystem', str(torch_folder / 'include')]
     jobs = [('kernels', name, [*options, f'-DDGC_ISA={name}']) for name, options in sets.items()]

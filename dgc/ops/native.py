@@ -20,21 +20,24 @@ PLAIN, MOMENTUM, NESTEROV = range(3)  # Rule in csrc/kernels.h
 
 
 def load() -> bool:
-    """Load the compiled library.
+    """Load the compiled library, which is compiled first where there is none.
 
     Returns:
-        False where it is not built for this torch, cannot be read, is damaged, or could have been
-        written by another user. One line says why.
+        False where it cannot be compiled or read, is damaged, or could have been written by another
+        user. One line says why.
     """
     # Imported here, since ``python -m dgc.ops.build`` would warn of a module imported before.
-    from dgc.ops.build import find
+    from dgc.ops.build import BuildError, find
+    from dgc.ops.on_demand import build_once
 
     path, problems = find()
     if path is None and not problems:
-        log.info('dgc: %s: `python -m dgc.ops.build` compiles the fused kernels', PLAINLY)
-    elif path is None:
-        log.warning('dgc: %s: %s', PLAINLY, '; '.join(problems))
+        try:
+            path = build_once()
+        except BuildError as error:
+            problems = [str(error)]
     if path is None:
+        log.warning('dgc: %s: %s', PLAINLY, '; '.join(problems))
         return False
     try:
         torch.ops.load_library(str(path))

@@ -17,6 +17,7 @@ from dgc.ops import build, cache, native
 def _empty_cache(tmp_path, monkeypatch):
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
     monkeypatch.delenv('CXX', raising=False)
+    monkeypatch.setenv('DGC_BUILD', '0')  # tests/dgc/test_ops_on_demand.py is about the others
     (tmp_path / 'tmp').mkdir()
     monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path / 'tmp'))
 

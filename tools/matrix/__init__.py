@@ -1,0 +1,1 @@
+"""The project under several versions of Python and torch: ``python -m tools.matrix --help``."""

@@ -1,0 +1,1 @@
+"""The snippets of the documentation: ``python tools/snippets/run.py --help`` executes them."""

@@ -1,0 +1,1 @@
+"""The wheel in an empty environment: ``python -m tools.wheel --help``."""
