@@ -141,7 +141,8 @@ class Reducer:
         self.scaling: Scaling | None = None
         self._kept: dict[int, Mapping[str, Sequence[Tensor]]] = {}  # state of what is unused here
         self._size = engine.size
-        self._snapshots: dict[int, Mapping[str, Any]] = {}
+        self._snapshots: dict[int, Mapping[str, Any]] = {}  # the state before this exchange
+        self._earlier: dict[int, Mapping[str, Any]] = {}  # before the first one of this step
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def set_densities(self, step: int, steps_per_epoch: int) -> None:
@@ -198,15 +199,16 @@ class Reducer:
         self._discards = True
 
     def begin_step(self) -> None:
-        """Begin a step after one whose exchanges were not final."""
-        self._snapshots.clear()
+        """Release the state before a step whose exchanges were not final."""
+        self._earlier = {}
 
     def synchronize(self, is_final: bool = True) -> bool:
         """Finish an exchange: every bucket's gradients become its result.
 
         Args:
-            is_final: Whether the step ends with it. Else a later exchange that is skipped restores
-                the state before this one, until ``begin_step()``.
+            is_final: Whether the step ends with it. Else the state before it is kept: where a later
+                exchange is skipped that continues this one (``Bucket.continued``), that state is
+                restored.
 
         Returns:
             False where all ranks skip the step.
@@ -240,8 +242,7 @@ class Reducer:
         usable = not (self._discards or any(outcome.non_finite for outcome in outcomes))
         if not usable:
             self._roll_back()
-        if is_final or not usable:
-            self._snapshots.clear()
+        self._release(usable and not is_final)
         if not usable and self.composition.nonfinite == 'stop':
             raise self._non_finite(outcomes)
         self._failures.clear()
@@ -307,13 +308,27 @@ class Reducer:
         self._failures.clear()
         self._failed = self._discards = False
         self._roll_back()
-        self._snapshots.clear()
+        self._release(goes_on=False)
         self._kept.clear()
 
     def _roll_back(self) -> None:
         """Restore the state of all parts to that before the step, where it was copied."""
-        for index, snapshot in self._snapshots.items():
+        earlier = self._earlier if self._continues else {}
+        for index, snapshot in (self._snapshots | earlier).items():
             self.buckets[index].state.roll_back(snapshot)
+
+    @property
+    def _continues(self) -> bool:
+        """Whether the exchange continues the last one's step."""
+        return any(bucket.continued for bucket in self.buckets)
+
+    def _release(self, goes_on: bool) -> None:
+        """Release what was copied of the state, but for that before the step, if it goes on."""
+        if not goes_on:
+            self._earlier = {}
+        elif not self._continues:
+            self._earlier = self._snapshots
+        self._snapshots = {}
 
     def _submit_in_order(self, limit: int) -> None:
         """Submit the next buckets that are ready, up to ``limit`` buckets in this step."""
@@ -332,7 +347,7 @@ class Reducer:
         try:
             with self._stream(bucket.device), without_autocast(bucket.device):
                 gradients_complete.wait()
-                if self.composition.nonfinite == 'skip' and index not in self._snapshots:
+                if self.composition.nonfinite == 'skip':
                     self._snapshots[index] = bucket.state.snapshot()
                 return self._process(index)
         except BaseException:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -71,6 +71,7 @@ class Scaling:
         return self._scales[device]
 
 
+@runtime_checkable
 class Scaled(Protocol):
     """An optimizer that was given a scaler, which may be disabled, as this module uses it."""
 
@@ -103,7 +104,7 @@ class Unscale(Method):
 
     def __call__(self, optimizer: Any) -> None:
         """Divide the mean gradients of ``optimizer`` by the scale."""
-        if getattr(optimizer, 'scaler', None) is self._scaler:
+        if is_given(self._scaler, optimizer):
             optimizer.synchronize()
         self._original(optimizer)
 
@@ -115,8 +116,7 @@ class Step(Method):
 
     def __call__(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Unscale, and step unless a gradient is not finite."""
-        is_ours = getattr(optimizer, 'scaler', None) is self._scaler
-        if not is_ours or optimizer.scaling is None:
+        if not is_given(self._scaler, optimizer) or optimizer.scaling is None:
             return self._original(optimizer, *args, **kwargs)
         optimizer.scaling.is_stepping = True
         try:
@@ -125,6 +125,11 @@ class Step(Method):
             optimizer.scaling.is_stepping = False
         optimizer.end_skipped_step()
         return result
+
+
+def is_given(scaler: GradScaler, optimizer: object) -> bool:
+    """Return whether ``optimizer`` is one of ours that was given ``scaler``."""
+    return isinstance(optimizer, Scaled) and optimizer.scaler is scaler
 
 
 def scaling_of(

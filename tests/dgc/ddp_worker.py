@@ -331,6 +331,7 @@ def conserved(
     momentum: float | None = None,
     restart: bool = False,
     overflows: Mapping[int, int] | None = None,
+    hidden: bool = False,
     **settings: Any,
 ) -> float:
     """The largest difference, relative to the largest sum, between what the ranks' gradients add up
@@ -345,6 +346,7 @@ def conserved(
         restart: Pickle the state in the middle, and go on with another model.
         overflows: Step → the pass in which a gradient of rank 1 is infinite, which ends the step
             for a GradScaler; None where losses are not scaled.
+        hidden: No hook sees the optimizer step, as where it updates copies of the parameters.
         settings: Of DistributedDataParallel.
     """
     net = Branches()
@@ -355,6 +357,8 @@ def conserved(
     )
     make = torch.optim.SGD if momentum is None else dgc.DGCSGD
     optimizer = make(parameters, lr=0.0, momentum=momentum or 0.0)
+    if hidden:
+        optimizer.step = lambda: None
     model = DistributedDataParallel(net, **settings)
     scaler = GradScaler(
         'cpu', 1000.0, 1.7, growth_interval=1, enabled=overflows is not None
@@ -705,6 +709,10 @@ CONSERVING = {
     },
     'scaled, accumulated, momentum': {
         'taken': 'all', 'passes': 2, 'momentum': 0.5, 'overflows': {0: 1, 3: 0, 4: 1},
+    },
+    'scaled, hidden': {'taken': 'all', 'overflows': {3: 0}, 'hidden': True},
+    'scaled, hidden, in place': {
+        'taken': 'all', 'passes': 2, 'overflows': {2: 1, 4: 1}, 'hidden': True, 'in_place': True,
     },
     'scaled, accumulated, unused': {'passes': 2, 'overflows': {2: 0, 3: 1}, **UNUSED},
     'scaled, no_sync': {

@@ -458,6 +458,8 @@ def test_a_scaler_can_be_copied_and_pickled_as_before(copied):
     plain = nn.Parameter(torch.ones(3))
     other.scale(plain.sum()).backward()
     inner = torch.optim.SGD([plain], lr=1.0)
+    inner.scaler = other  # an attribute that optimizers of other libraries may have
+    other.unscale_(inner)
     other.step(inner)
     other.update()
     assert torch.equal(plain, torch.zeros(3))
