@@ -22,6 +22,7 @@ from dgc.codec import Codec
 from dgc.exchanges import AllGather
 from dgc.hooks import CompressionState, compression_hook
 from dgc.memory import Residual
+from dgc.schedule import DensitySchedule
 
 UNUSED = {'find_unused_parameters': True}
 VIEWS = {'gradient_as_bucket_view': True}
@@ -72,6 +73,7 @@ def coded(values: str) -> dgc.Composition:
         memory=Residual(),
         codec=Codec(values, 'none'),
         exchange=AllGather(),
+        schedule=DensitySchedule(1.0),
         rules=dgc.LayerRules(min_dims=0),
         always_sparse=True,
     )
