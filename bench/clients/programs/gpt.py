@@ -49,6 +49,7 @@ class GPT(nn.Module):
         self.blocks = nn.Sequential(*[Block() for _ in range(LAYERS)])
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCAB, bias=False)
         nn.init.normal_(self.wte.weight, std=0.02)
+        nn.init.normal_(self.wpe.weight, std=0.02)
         self.head.weight = self.wte.weight
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -101,7 +102,7 @@ def main() -> None:
     torch.manual_seed(0)
     raw_model = GPT()
     optimizer = raw_model.optimizer()
-    scaler = torch.amp.GradScaler('cpu')
+    scaler = torch.amp.GradScaler('cpu', init_scale=2.0**24)  # overflows in the first steps
     model = DistributedDataParallel(raw_model)
     parts = dgc.deep_gradient_compression(DENSITY, warmup_steps=WARMUP, memory=Residual())  # +
     model.register_comm_hook(CompressionState(parts, scaler=scaler), compression_hook)  # +
