@@ -29,7 +29,7 @@ from dgc import EngineError, NonFiniteGradientError, average_tensors, engines
 from dgc.engines import StalledError
 from dgc.handshake import AgreementError
 from utils.allocator import keep_freed_memory
-from utils.build import Evaluated, Parts, built_meters, choose_device, seed_everything
+from utils.build import Evaluated, Parts, built_meters, choose_device
 from utils.checks import check_settings
 from utils.config import Config, ConfigError, load
 from utils.config.loading import parse_overrides
@@ -38,6 +38,7 @@ from utils.listing import listing
 from utils.log import Log
 from utils.naming import by_setting
 from utils.progress import EpochHooks, EpochMeters, progress_bar
+from utils.seeding import seed_everything
 from utils.training.experiment import Experiment
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -29,6 +27,7 @@ from utils.cores import available_cores
 from utils.data import TrainShare, Until, evaluation_loader, train_loader
 from utils.learning_rate import LearningRate
 from utils.meters import MeterError
+from utils.seeding import seed_everything
 from utils.timing import measure_step
 from utils.training.averaging import Averaging, Surroundings
 
@@ -122,39 +121,6 @@ def choose_device(wanted: str | None, local_rank: int) -> torch.device:
     device = torch.device('cuda', local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
-
-
-def seed_everything(seed: int) -> None:
-    """Seed the random generators of Python, NumPy and torch."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
-def random_state(device: torch.device) -> dict[str, Any]:
-    """The state of the random generators of Python, NumPy and torch, in tensors and numbers."""
-    version, numbers, normal = random.getstate()
-    legacy: Any = np.random.get_state()
-    kind, keys, *rest = legacy
-    state: dict[str, Any] = {
-        'python': [version, torch.tensor(numbers), normal],
-        'numpy': [kind, torch.from_numpy(keys.astype(np.int64)), *rest],
-        'torch': torch.get_rng_state(),
-    }
-    if device.type == 'cuda':
-        state['cuda'] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def set_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Restore what ``random_state`` returned; on a GPU only where it was saved on one."""
-    version, numbers, normal = state['python']
-    random.setstate((version, tuple(numbers.tolist()), normal))
-    kind, keys, *rest = state['numpy']
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
-    torch.set_rng_state(state['torch'])
-    if device.type == 'cuda' and 'cuda' in state:
-        torch.cuda.set_rng_state(state['cuda'], device)
 
 
 def threads(wanted: int | None, local_size: int) -> int:

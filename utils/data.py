@@ -6,7 +6,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, defa
 
 from datasets import DatasetError
 from utils.config import Config
+from utils.seeding import seed_everything
 
 SPLITS = "{'train': …, 'test': …}"
 PAIR = '(input, target), both of them tensors, arrays or numbers'
@@ -128,7 +129,48 @@ def collate(samples: list[Any]) -> Any:
         ) from error
 
 
-class TrainShare(Sampler[int]):
+class Drawn(NamedTuple):
+    """A sample for a process that loads data.
+
+    Attributes:
+        sample: Its index in the data set.
+        seed: Of the epoch.
+    """
+
+    sample: int
+    seed: int
+
+
+class Seeded(Dataset[Any]):
+    """The samples of a data set, each of which has random numbers of its own in each epoch.
+
+    The processes that load data are started again where a run is resumed. A sample's augmentation
+    must not depend on how many samples its process has loaded before.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, drawn: Drawn) -> Any:
+        self._seed(drawn)
+        return self.dataset[drawn.sample]
+
+    def __getitems__(self, several: list[Drawn]) -> Any:
+        """For a DataLoader: a batch. Where the data set loads it at once, it has one seed."""
+        at_once = getattr(self.dataset, '__getitems__', None)
+        if at_once is None:
+            return [self[drawn] for drawn in several]
+        self._seed(several[0])
+        return at_once([drawn.sample for drawn in several])
+
+    def _seed(self, drawn: Drawn) -> None:
+        seed_everything((drawn.seed * 1_000_000_007 + drawn.sample) % 2**63)
+
+
+class TrainShare(Sampler[Any]):
     """One rank's share of an epoch: every ``size``-th sample of a common permutation.
 
     All shares have the same length, so that all ranks make the same number of steps; up to
@@ -142,6 +184,7 @@ class TrainShare(Sampler[int]):
 
     Attributes:
         epoch: Whose permutation is drawn.
+        for_processes: Whether to draw for ``Seeded``, in place of indices.
         skipped: Samples at the beginning of this rank's share that are left out, as they were used
             before a checkpoint. The length stays that of the whole share.
     """
@@ -153,12 +196,16 @@ class TrainShare(Sampler[int]):
         self.seed = seed
         self.epoch = 0
         self.skipped = 0
+        self.for_processes = False
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[Any]:
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         order = torch.randperm(self.total, generator=generator)
         share = order[self.rank :: self.size][: len(self)]
-        return iter(share[self.skipped :].tolist())
+        indices = share[self.skipped :].tolist()
+        if not self.for_processes:
+            return iter(indices)
+        return (Drawn(index, self.seed + 1_000_003 * self.epoch) for index in indices)
 
     def __len__(self) -> int:
         return self.total // self.size
@@ -195,8 +242,9 @@ def train_loader(
             f'configs.train.batch_size: {len(share)} training samples per worker are fewer than '
             f'one step of {batch}; use smaller batches or fewer workers'
         )
+    share.for_processes = processes > 0
     loader = DataLoader(
-        dataset,
+        Seeded(dataset) if share.for_processes else dataset,
         batch,
         collate_fn=collate,
         sampler=share,

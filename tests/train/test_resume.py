@@ -114,6 +114,23 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(copied, straig
     assert_same(run.checkpoint(1, 1)['model'], straight.checkpoint(1, 1)['model'])
 
 
+def test_checkpoints_of_earlier_versions_are_read(copied, straight):
+    """They have no manifest, no seal, and no plan."""
+    for path in (copied.folder / 'checkpoints').glob('*.pth'):
+        state = torch.load(path, weights_only=True)
+        torch.save({k: state[k] for k in ('model', 'optimizer', 'epoch', 'best')}, path)
+    last, before = (copied.folder / f'checkpoints/e000{n}.r0of2.pth' for n in (1, 0))
+    kept = last.read_bytes()
+    last.write_bytes(before.read_bytes())
+    run = train(copied.folder.parent, 1, '--resume')
+    reason = f'{last} holds the state of e0000, and not what its name says: going on from e0000'
+    assert reason in run.done.lines
+    last.write_bytes(kept)
+    run = train(copied.folder.parent, 4, '--resume')
+    assert run.results == straight.results
+    assert_same(run.checkpoint(3, 1), straight.checkpoint(3, 1))
+
+
 def test_another_model_is_refused_in_a_line(copied, tmp_path):
     file = tmp_path / 'wide.py'
     file.write_text(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,6 +22,41 @@ from utils.data import (
     evaluation_loader,
     train_loader,
 )
+
+
+class Augmented(torch.utils.data.Dataset):
+    """Samples with noise of every random generator."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> tuple[float, float, int]:
+        return random.random() + float(np.random.random()), float(torch.rand(())), index
+
+
+class AtOnce(Augmented):
+    """Loads a batch at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[float, float, int]]:
+        return [self[index] for index in indices]
+
+
+@pytest.mark.filterwarnings('ignore:.pin_memory')
+@pytest.mark.parametrize('kind', [Augmented, AtOnce])
+def test_the_rest_of_an_epoch_is_augmented_as_in_the_whole_one(kind):
+    """By processes that load data, whichever of them loads a sample."""
+
+    def epoch(number: int, skipped: int, processes: int) -> list:
+        loader, share = train_loader(kind(), 3, 1, 2, 0, processes)
+        share.epoch, share.skipped = number, skipped
+        return [torch.stack([part.double() for part in batch]).tolist() for batch in loader]
+
+    whole = epoch(0, 0, 2)
+    assert len(whole) == 4
+    assert epoch(0, 6, 1) == whole[2:]
+    assert epoch(0, 12, 1) == []
+    others = {tuple(batch[0]) for batch in epoch(1, 0, 2)}
+    assert not others & {tuple(batch[0]) for batch in whole}
 
 
 def dataset(size: int) -> TensorDataset:

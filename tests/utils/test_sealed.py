@@ -11,7 +11,7 @@ import torch
 
 import dgc
 from utils import sealed
-from utils.checkpoint import CheckpointError, Checkpoints, Position, Search
+from utils.checkpoint import CheckpointError, Checkpoints, Position, Saved, Search
 from utils.sealed import Unusable
 
 STATE = {
@@ -209,6 +209,11 @@ def test_a_run_of_another_model_does_not_begin_anew(folder):
             Checkpoints(folder, rank, 2, 'start').save(position, wide)
     with pytest.raises(CheckpointError, match='does not fit this configuration'):
         found(folder, anew=True)
+
+
+def test_of_local_steps_the_agreed_parameters_are_evaluated(tmp_path):
+    state = {'model': {'w': 1, 'buffer': 2}, 'optimizer': {'agreed': {'w': 3}}}
+    assert Saved(tmp_path, Position(1), 1, state).model() == {'w': 3, 'buffer': 2}
 
 
 def test_the_last_two_within_epochs_are_kept(tmp_path):

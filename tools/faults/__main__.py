@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 from models.digits import DigitsCNN
 from tools.faults import damage, kills
-from tools.harness.cli import Parser, exit_on_signals, log, names, non_negative, positive, refuse
+from tools.harness.cli import Parser, exit_on_signals, log, non_negative, positive, refuse
 from tools.harness.launch import ROOT, environment
 from utils import sealed
 
@@ -23,7 +23,7 @@ PROGRAM = 'tools.faults'
 EXAMPLES = """\
 examples:
     python -m tools.faults --damage 400 --kills 0
-    python -m tools.faults --damage 0 --kills 20 --launchers alone,'torchrun 2' --epochs 60
+    python -m tools.faults --damage 0 --kills 20 --launchers alone 'torchrun 2' --epochs 60
 
 Prints the table of docs/reliability.md. Exit status 1 where a damaged checkpoint was used, a better
 one was not, or the final tensors of a killed run differ from those of the undisturbed one.
@@ -38,8 +38,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add('--damage', type=non_negative, default=400, metavar='N', help='damaged checkpoints (400)')
     add('--kills', type=non_negative, default=10, metavar='N',
         help='kills and signals for each launcher (10)')  # fmt: skip
-    add('--launchers', type=names, default=['alone', 'torchrun 2'], metavar='NAME,…',
-        help="of killed runs: alone, 'torchrun 2', 'horovodrun 2' (the first two)")  # fmt: skip
+    add('--launchers', nargs='+', default=['alone', 'torchrun 2'], metavar='NAME',
+        help=f'of killed runs: {"; ".join(kills.LAUNCHERS)} (the first two)')  # fmt: skip
     add('--epochs', type=positive, default=40, help='of killed runs (40)')
     add('--steps', type=positive, default=5, help='between checkpoints of killed runs (5)')
     add('--seed', type=int, default=0, help='of all that is drawn (0)')

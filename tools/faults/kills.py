@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -20,6 +21,10 @@ LAUNCHERS = {
         *(sys.executable, '-m', 'torch.distributed.run'),
         *('--standalone', '--nproc-per-node', '2'),
     ],
+    'torchrun 2, restarts': [
+        *(sys.executable, '-m', 'torch.distributed.run', '--max-restarts', '1000'),
+        *('--standalone', '--nproc-per-node', '2'),
+    ],
     'horovodrun 2': [
         *(str(Path(sys.executable).with_name('horovodrun')), '--gloo', '-np', '2'),
         sys.executable,
@@ -28,6 +33,8 @@ LAUNCHERS = {
 STACK = ['configs/digits/cnn.py', 'configs/dgc/wm5.py', 'configs/dgc/fp16.py']
 SIGNALLED = 143  # exit code of train.py after SIGTERM
 LIMIT = 300.0  # seconds for one start
+MOST_SECONDS = 4.0  # of training between two faults
+NOTICE = 5.0  # seconds in which a launcher ends the other ranks
 
 
 @dataclass
@@ -125,10 +132,9 @@ def run(launcher: str, folder: Path, epochs: int, steps: int, faults: int, seed:
     words, log = command(launcher, folder / 'runs', epochs, steps), folder / 'output.txt'
     while record.starts <= faults + 1:
         record.starts += 1
-        began = time.time()
         process = start(words, log)
         try:
-            code, number = wait(process, folder / 'runs', draw, record, began, faults)
+            code, number = disturb(process, launcher, folder / 'runs', draw, record, faults)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -144,36 +150,62 @@ def run(launcher: str, folder: Path, epochs: int, steps: int, faults: int, seed:
     return record
 
 
-def wait(
+def disturb(
     process: subprocess.Popen[bytes],
+    launcher: str,
     runs: Path,
     draw: random.Random,
     record: Record,
-    began: float,
     faults: int,
 ) -> tuple[int, int]:
     """Wait until training goes on, and for a random time; then kill or signal a rank.
 
+    Under a launcher that starts ranks again, again and again.
+
     Returns:
-        The exit code of the command, and the signal that was sent; 0 for none.
+        The exit code of the command, and the signal that was sent last; 0 for none.
     """
-    deadline = time.monotonic() + LIMIT
-    while process.poll() is None and newest(runs) <= began and time.monotonic() < deadline:
-        time.sleep(0.02)
-    if record.faults and process.poll() is None:
-        record.seconds.append(time.time() - began)
-    pause = time.monotonic() + draw.uniform(0.0, 4.0)
-    while process.poll() is None and time.monotonic() < pause:
-        time.sleep(0.01)
-    number = 0
-    if process.poll() is None and record.faults < faults:
+    number, since = 0, time.time()
+    while wait_for_step(process, runs, since) and record.faults < faults:
+        if record.faults:
+            record.seconds.append(time.time() - since)
+        pause(process, draw.uniform(0.0, MOST_SECONDS))
         number = draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
-        victims = ranks(process)
-        if victims:
-            os.kill(draw.choice(victims), number)
-            record.faults += 1
+        since = time.time()
+        if not send(process, number, draw):
+            continue
+        record.faults += 1
+        if 'restarts' not in launcher:
+            break
+        pause(process, NOTICE)  # until it has ended the other ranks
     try:
         return process.wait(LIMIT), number
     except subprocess.TimeoutExpired:
-        record.wrong.append(f'it had not ended {LIMIT:g} s after a fault')
+        record.wrong.append(f'it had not ended {LIMIT:g} s after the last fault')
         return -1, number
+
+
+def wait_for_step(process: subprocess.Popen[bytes], runs: Path, since: float) -> bool:
+    """Wait until a checkpoint is written after ``since``; returns whether the process lives."""
+    deadline = time.monotonic() + LIMIT
+    while process.poll() is None and newest(runs) <= since and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return process.poll() is None
+
+
+def pause(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Wait for some seconds, or until the process ends."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+
+
+def send(process: subprocess.Popen[bytes], number: int, draw: random.Random) -> bool:
+    """Send a signal to a random rank; returns whether there was one."""
+    victims = ranks(process)
+    if not victims or process.poll() is not None:
+        return False
+    try:
+        os.kill(draw.choice(victims), number)
+    except ProcessLookupError:
+        return False
+    return True

@@ -14,9 +14,10 @@ from dgc import DGCSGD, Composition
 from dgc.planner import Plan, PlanRequest
 from dgc.wiring import spec_of, trained
 from tools.harness.workloads import WORKLOADS, loss, make_batches, make_model, sgd_for
-from utils.build import build_train_loader, parameter_groups, seed_everything, threads
+from utils.build import build_train_loader, parameter_groups, threads
 from utils.config import Config
 from utils.data import build_datasets
+from utils.seeding import seed_everything
 from utils.timing import closure
 
 BATCHES = 4  # different batches, which are used in turn

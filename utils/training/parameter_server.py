@@ -42,7 +42,6 @@ from utils.build import (
     build_rate,
     build_train_loader,
     common,
-    seed_everything,
     threads,
 )
 from utils.checkpoint import Search
@@ -52,6 +51,7 @@ from utils.config import ConfigError
 from utils.data import Until, build_datasets
 from utils.failures import report
 from utils.progress import STEPS_BETWEEN_LOSSES, say
+from utils.seeding import seed_everything
 from utils.training.experiment import Experiment, with_remedy
 from utils.training.server import ServerProcess
 

@@ -16,13 +16,14 @@ import torch
 from dgc import Engine
 from dgc.handshake import gather_text
 from utils.agree import agreed
-from utils.build import Parts, random_state, set_random_state
+from utils.build import Parts
 from utils.checkpoint import Checkpoints, Position, Saved
 from utils.cli import Stopped
 from utils.config import Config
 from utils.log import RunLog
 from utils.progress import EpochHooks, EpochMeters
 from utils.sealed import snapshot
+from utils.seeding import random_state, set_random_state
 from utils.training.stopping import SIGNALS, Agreement, StopSignals, exit_code
 
 

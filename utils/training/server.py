@@ -26,12 +26,12 @@ from utils.build import (
     check_meters,
     check_metric,
     common,
-    seed_everything,
 )
 from utils.checkpoint import CheckpointError, Checkpoints, Position, load_whole
 from utils.checks import build_composition
 from utils.folder import check_writable, prepare_folder
 from utils.log import environment
+from utils.seeding import seed_everything
 from utils.training.experiment import Experiment
 from utils.training.server_log import ServerLog, closing_table
 

@@ -91,13 +91,12 @@ def run_rank(engine: Engine, experiment: Experiment, signals: StopSignals) -> in
     try:
         signals.waits = True
         train_epochs(experiment, parts, log, saver, first)
-        signals.waits = False
         log.close()
     except Preempted as preempted:
-        signals.waits = False
         log.close()
         return preempted.code
     finally:
+        signals.waits = False
         saver.close()
         log.release()
     closing_table(folder, configs, engine)
