@@ -69,7 +69,9 @@ def main(argv: Sequence[str]) -> int:
     for version in arguments.pythons:
         python = obtain(version)
         if python.path is None:
-            missing.append(f'Python {version} is not here and cannot be installed: {python.missing}')
+            missing.append(
+                f'Python {version} is not here and cannot be installed: {python.missing}'
+            )
             continue
         for torch in map(full, arguments.torch):
             log(f'Python {version}, torch {torch}')
