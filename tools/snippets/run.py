@@ -113,9 +113,9 @@ def execute(snippet: Snippet) -> None:
         namespace['engine'], namespace['optimizer'] = wrapped(namespace['model'])
         train(namespace)
     if 'dcp_to_torch_save' in snippet.text:
-        from torch.distributed import checkpoint
+        from torch.distributed.checkpoint.state_dict_saver import save
 
-        checkpoint.save({'optimizer': namespace['optimizer']}, checkpoint_id=namespace['folder'])
+        save({'optimizer': namespace['optimizer']}, checkpoint_id=namespace['folder'])
     code = compile('\n' * (snippet.line - 1) + snippet.text, str(snippet.page), 'exec')
     exec(code, namespace)
     before = [each.detach().clone() for each in namespace['model'].parameters()]
