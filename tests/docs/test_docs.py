@@ -1,42 +1,42 @@
-"""What the documents say: files that exist, settings that load, an example that works."""
+"""What the documents say: files that exist, settings that load, snippets that work."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import io
+import os
 import re
 import shlex
+import subprocess
+import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from documented import documented, source
 
 import dgc
 from dgc.compressors import keep
 from dgc.exchanges import AllGather
 from dgc.horovod_settings import SETTINGS
+from tools.snippets import commands
+from tools.snippets.run import snippets
 from utils.cli import DECLARATIONS, OPTIONS, parse_arguments
 from utils.config import load
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
+PAGES = [
+    *sorted(ROOT.glob('*.md')),
+    *sorted((ROOT / 'docs').rglob('*.md')),
+    *sorted((ROOT / 'examples').glob('*.md')),
+]
+HAND_WRITTEN = [page for page in PAGES if page.name not in ('CHANGELOG.md', 'failures.md')]
 # As if they had been written: the page's configs import them.
 RandomSubset = documented('dgc/compressors/random_subset.py').RandomSubset
 Ring = documented('dgc/exchanges/ring.py').Ring
-LAUNCHERS = ('horovodrun', 'torchrun', 'mpirun', 'python', 'OMP_NUM_THREADS=1')
-
-
-def command_lines() -> list[str]:
-    """Every command line of the documents that starts train.py, in one line each, with the shell
-    variables that the page sets put in."""
-    lines = []
-    for page in PAGES:
-        text = page.read_text().replace('\\\n', ' ')
-        for name, value in re.findall(r'^ +([A-Z]+)="(.*?)"', text, re.M | re.S):
-            text = text.replace(f'${name}', ' '.join(value.split()))
-        lines += [
-            line.strip() for line in text.splitlines() if 'train.py --configs configs' in line
-        ]
-    return [re.sub(r' #.*', '', line) for line in lines if line.startswith(LAUNCHERS)]
 
 
 def written(words: list[str], folder: Path) -> list[str]:
@@ -52,7 +52,35 @@ def written(words: list[str], folder: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
+def named(page: Path) -> str:
+    """The id of a page: its path."""
+    return str(page.relative_to(ROOT))
+
+
+def command_lines() -> list[str]:
+    """The command lines of all pages that start train.py."""
+    return [line for page in PAGES for line in commands.command_lines(page)]
+
+
+def tool_lines() -> list[str]:
+    """The command lines of all pages that start a tool or benchmark with options."""
+    text = '\n'.join(page.read_text().replace('\\\n', ' ') for page in HAND_WRITTEN)
+    found = re.findall(r'python -m ((?:tools|bench)\.\w+ [^\n`]*--[^\n`]*)', text)
+    return list(dict.fromkeys(' '.join(line.split()) for line in found))
+
+
+@cache
+def help_of(module: str) -> str:
+    """What ``python -m module --help`` prints."""
+    is_package = importlib.util.find_spec(module).submodule_search_locations is not None
+    program = importlib.import_module(f'{module}.__main__' if is_package else module)
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), pytest.raises(SystemExit):
+        program.main(['--help'])
+    return output.getvalue()
+
+
+@pytest.mark.parametrize('page', PAGES, ids=named)
 def test_links_lead_somewhere(page):
     links = re.findall(r'\]\((?!http)([^)#]+)', page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []
@@ -105,6 +133,62 @@ def test_every_setting_of_horovod_is_in_the_documents():
 
 def test_there_are_command_lines_to_test():
     assert len(command_lines()) >= 6
+
+
+@pytest.mark.parametrize('line', tool_lines())
+def test_options_of_tools_are_theirs(line):
+    module, _, rest = line.partition(' ')
+    options = re.findall(r'(?<!\S)(--[a-z][a-z-]*)', rest.partition(' -- ')[0])
+    known = re.findall(r'--[a-z][a-z-]*', help_of(module))
+    assert [each for each in options if each not in (*known, '--configs', '--help')] == []
+
+
+@pytest.mark.parametrize('page', HAND_WRITTEN, ids=named)
+def test_make_has_every_target_that_is_named(page):
+    makefile = (ROOT / 'Makefile').read_text()
+    targets = re.findall(r'(?:`|^    )make ([a-z-]+)', page.read_text(), re.M)
+    assert [name for name in targets if not re.search(rf'^{name}:', makefile, re.M)] == []
+
+
+def test_every_snippet_of_python_works(warm_python):
+    """Those that are not executed say why, or are files, which other tests here write."""
+    pages = [str(page) for page in HAND_WRITTEN if any(not s.reason for s in snippets(page))]
+    assert len(pages) >= 4
+    done = subprocess.run(
+        [sys.executable, str(ROOT / 'tools/snippets/run.py'), *pages],
+        env={**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r'^[1-9]\d* snippets executed by 1 ranks, 0 failed', done.stdout)
+
+
+def test_files_that_pages_show_are_those_of_adding():
+    """Only docs/adding.md has tests that write and execute files."""
+    pages = {page.name for page in PAGES for each in snippets(page) if each.reason == 'a file'}
+    assert pages == {'adding.md'}
+
+
+def test_every_page_is_in_the_navigation_of_the_site_once():
+    def files(entry):
+        entries = entry.values() if isinstance(entry, dict) else entry
+        return [entry] if isinstance(entry, str) else [f for each in entries for f in files(each)]
+
+    navigation = yaml.safe_load((ROOT / 'mkdocs.yml').read_text())['nav']
+    docs = ROOT / 'docs'
+    assert sorted(files(navigation)) == sorted(str(p.relative_to(docs)) for p in docs.rglob('*.md'))
+
+
+@pytest.mark.parametrize('page', [p for p in PAGES if 'docs' in p.parts], ids=named)
+def test_what_belongs_to_a_list_is_indented_as_the_site_needs_it(page):
+    """By four: with two or three, the site ends the list there and counts from 1 again."""
+    lines = page.read_text().splitlines()
+    assert [line for line in lines if re.match(r' {2,3}(```|\|)', line)] == []
+
+
+def test_the_readme_fits_on_a_screen():
+    assert len((ROOT / 'README.md').read_text().splitlines()) <= 110
 
 
 @pytest.mark.parametrize('line', command_lines())

@@ -6,7 +6,6 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from tools.harness.cli import Parser, log
 from tools.harness.tables import align
@@ -28,7 +27,7 @@ be tried.
 
 
 def supported() -> list[str]:
-    """Return the oldest torch that pyproject.toml allows, and the one that requirements.lock pins."""
+    """Return the oldest torch of pyproject.toml, and the one that requirements.lock pins."""
     oldest = re.search(r'"torch>=([\d.]+)"', (ROOT / 'pyproject.toml').read_text())
     newest = re.search(r'^torch==([\d.]+)$', (ROOT / 'requirements.lock').read_text(), re.M)
     assert oldest is not None and newest is not None
@@ -69,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     for version in arguments.pythons:
         python = obtain(version)
         if python.path is None:
-            missing.append(f'Python {version} is not here and cannot be installed: {python.missing}')
+            missing.append(f'Python {version} cannot be had here: {python.missing}')
             continue
         for torch in map(full, arguments.torch):
             log(f'Python {version}, torch {torch}')

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 
 import dgc
 
@@ -112,7 +113,7 @@ def execute(snippet: Snippet) -> None:
         namespace['engine'], namespace['optimizer'] = wrapped(namespace['model'])
         train(namespace)
     if 'dcp_to_torch_save' in snippet.text:
-        from torch.distributed.checkpoint import save
+        from torch.distributed.checkpoint.state_dict_saver import save
 
         save({'optimizer': namespace['optimizer']}, checkpoint_id=namespace['folder'])
     code = compile('\n' * (snippet.line - 1) + snippet.text, str(snippet.page), 'exec')
@@ -154,7 +155,7 @@ def in_group() -> None:
     if 'RANK' in os.environ:
         dist.init_process_group('gloo', timeout=timeout)
     else:
-        dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group('gloo', store=HashStore(), rank=0, world_size=1)
 
 
 @contextmanager

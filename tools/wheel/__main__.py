@@ -83,8 +83,8 @@ def main(argv: Sequence[str]) -> int:
     """Build the wheel and check it; return the exit code."""
     parser = Parser(
         PROGRAM,
-        'Build the wheel into dist/, install it into an empty environment in build/check-wheel, and '
-        'run there each Python snippet and each train.py command line of the README.',
+        'Build the wheel into dist/, install it into an empty environment in build/check-wheel, '
+        'and run there each Python snippet and each train.py command line of the README.',
     )
     parser.add_argument('--build', action='store_true', help='only build the wheel')
     arguments = parser.parse_args(argv)
