@@ -23,7 +23,7 @@ from dgc.optim import DGCSGD, OneBitAdam
 from dgc.ownership import Guard, check_free, release, take, weakly
 from dgc.saved_state import join_ranks, labelled, share_of
 from dgc.sources import Movement, check_trained
-from dgc.wiring import check, groups_of, pairs, regroup, trained, wire
+from dgc.wiring import check, groups_of, regroup, trained, wire, with_names
 from dgc.wrapper import Wrapper
 
 
@@ -50,7 +50,8 @@ class LocalSteps(Wrapper):
     Args:
         inner: Takes local steps, at the learning rate of one rank.
         outer: Over the same parameters.
-        named_parameters: Of the whole model; all that ``outer`` updates must be among them.
+        named_parameters: Of the whole model; all that ``outer`` updates must be among them. By
+            default those of ``outer``, named by their place in its groups.
         composition: The parts that process Δ; uncompressed by default. Its schedule counts
             outer steps; an epoch has ``steps_per_epoch / every`` of them.
         engine: By default that of ``dgc.create()``. Several optimizers may share one; see
@@ -69,7 +70,7 @@ class LocalSteps(Wrapper):
         self,
         inner: Optimizer,
         outer: Optimizer,
-        named_parameters: Iterable[tuple[str, Parameter]],
+        named_parameters: Iterable[tuple[str, Parameter]] | None = None,
         composition: Composition | None = None,
         engine: Engine | None = None,
         every: int = 30,
@@ -79,7 +80,7 @@ class LocalSteps(Wrapper):
         if every < 1:
             raise ValueError(f'every must be at least 1 inner step, got {every}')
         composition = Composition() if composition is None else composition
-        named = pairs(named_parameters)
+        named = with_names(outer, named_parameters)
         check_part('inner', inner, Optimizer, 'torch.optim.AdamW(model.parameters())')
         check(outer, named, composition, steps_per_epoch)
         has_momentum = any(group.get('momentum', 0) for group in inner.param_groups)
