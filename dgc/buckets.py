@@ -295,8 +295,12 @@ class Bucket:
     def spoil(self) -> None:
         """Make every ``.grad`` NaN."""
         for member in self.members:
-            if member.parameter.grad is not None:
-                member.parameter.grad.data.fill_(torch.nan)
+            grad = member.parameter.grad
+            if grad is not None and grad.is_sparse:  # it may hold no element at all
+                values = torch.full_like(member.parameter, torch.nan)
+                member.parameter.grad = values.detach().to_sparse(grad.sparse_dim())
+            elif grad is not None:
+                grad.data.fill_(torch.nan)
 
     def copy_to_total(self, values: Tensor) -> Tensor:
         """Return ``total``, holding ``values[n]``."""

@@ -29,10 +29,10 @@ from dgc.wiring import (
     check,
     check_present_momentum,
     groups_of,
-    pairs,
     regroup,
     trained,
     wire,
+    with_names,
 )
 from dgc.wrapper import Wrapper
 
@@ -64,7 +64,8 @@ class LocalSteps(Wrapper):
     Args:
         inner: Takes local steps, at the learning rate of one rank.
         outer: Over the same parameters.
-        named_parameters: Of the whole model; all that ``outer`` updates must be among them.
+        named_parameters: Of the whole model; all that ``outer`` updates must be among them. By
+            default those of ``outer``, named by their place in its groups.
         composition: The parts that process Δ; uncompressed by default. Its schedule, and its
             ``warmup_steps``, count outer steps; an epoch has ``steps_per_epoch / every`` of them.
         engine: By default that of ``dgc.create()``. Several optimizers may share one; see
@@ -83,7 +84,7 @@ class LocalSteps(Wrapper):
         self,
         inner: Optimizer,
         outer: Optimizer,
-        named_parameters: Iterable[tuple[str, Parameter]],
+        named_parameters: Iterable[tuple[str, Parameter]] | None = None,
         composition: Composition | None = None,
         engine: Engine | None = None,
         every: int = 30,
@@ -93,7 +94,7 @@ class LocalSteps(Wrapper):
         if every < 1:
             raise ValueError(f'every must be at least 1 inner step, got {every}')
         composition = Composition() if composition is None else composition
-        named = pairs(named_parameters)
+        named = with_names(outer, named_parameters)
         check_part('inner', inner, Optimizer, 'torch.optim.AdamW(model.parameters())')
         check(outer, named, composition, steps_per_epoch)
         refuse_closures(outer, 'and an outer step has none')

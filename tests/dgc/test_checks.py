@@ -124,7 +124,7 @@ def test_a_composition_that_is_none(composition, got):
         (lambda named: (p for _, p in named), r'got an object of the class Parameter, as of model'),
         (lambda named: [n for n, _ in named], r"got 'wide.weight', among them"),
         (lambda named: named[0][1], r'got an object of the class Parameter: write'),
-        (lambda named: None, r'got None: write'),
+        (lambda named: 3, r'got 3: write'),
         (lambda named: torch.nn.Linear(2, 2), r'got an object of the class Linear: write'),
         (lambda named: [(p, n) for n, p in named], r'got an object of the class tuple, among'),
     ],

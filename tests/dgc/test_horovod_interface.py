@@ -42,6 +42,12 @@ class TestNames:
         for named, unnamed in dgc.simulate(2, worker):
             assert all(map(torch.equal, named, unnamed))
 
+    def test_local_steps_need_none_either(self):
+        named = parameters()
+        optimizer = dgc.LocalSteps(sgd(named), sgd(named), engine=LocalEngine(), every=1)
+        train(optimizer, named, 2)
+        assert optimizer.buckets[0].spec.names[0].endswith(' of group 0')
+
     def test_they_are_unique_and_the_same_on_all_ranks(self):
         def worker(engine):
             layers = [nn.Linear(10, 10), nn.Linear(10, 10)]
