@@ -466,3 +466,33 @@ def test_a_scaler_can_be_copied_and_pickled_as_before(copied):
     assert other.get_scale() == 2 * scale.get_scale()
     Loop().step(optimizer, named, 0, 1)
     assert other.get_scale() == scale.get_scale()
+
+
+def test_an_overflow_in_a_sparse_gradient_is_skipped_by_all():
+    """Also on a rank whose mean gradient holds no element."""
+
+    def worker(engine):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(20, 4, sparse=True), nn.Linear(4, 1))
+        each = scaler(growth=1.0000001)
+        optimizer = dgc.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            model.named_parameters(), dgc.dense(), engine, scaler=each,
+        )  # fmt: skip
+        history = []
+        for step in range(3):
+            optimizer.zero_grad()
+            factor = torch.inf if (engine.rank, step) == (1, 1) else 1.0
+            value = model(torch.tensor([engine.rank, 3])).square().sum() * factor
+            each.scale(value).backward()
+            each.step(optimizer)
+            each.update()
+            history.append([p.detach().clone() for p in model.parameters()])
+        return history, each.get_scale()
+
+    (first, scale), (second, other) = dgc.simulate(2, worker)
+    assert scale == other == pytest.approx(512.0, rel=1e-3)
+    for one, two in zip(first, second, strict=True):
+        assert all(map(torch.equal, one, two))
+    assert all(map(torch.equal, first[0], first[1]))
+    assert not torch.equal(first[1][0], first[2][0])
