@@ -164,18 +164,20 @@ def build(
     loader, share = build_train_loader(configs, datasets, engine.rank, engine.size, device)
     model = configs.model.build().to(device)
     criterion = train.criterion.build().to(device)
-    saved = find(model)
     averaging: Averaging = train.averaging.build()
     ranks = averaging.ranks_per_step(engine.size)
+    composition = build_composition(configs)
+    inner = build_optimizer(configs, model, ranks)
+    saved = find(model)  # after what is wrong with the settings
     surroundings = Surroundings(
         model,
-        with_plan(build_composition(configs), saved, engine.size),
+        with_plan(composition, saved, engine.size),
         engine,
         batches_per_step=train.num_batches_per_step,
         steps_per_epoch=len(loader),
         profile=partial(measure_step, configs, model, criterion, loader, device),
     )
-    optimizer = averaging.wrap(build_optimizer(configs, model, ranks), surroundings)
+    optimizer = averaging.wrap(inner, surroundings)
     broadcast_tensors(engine, model.buffers())
     loaders = build_evaluation_loaders(configs, datasets, engine.rank, engine.size, device)
     parts = Parts(

@@ -63,11 +63,12 @@ TERMINATE = 'os.kill(os.getpid(), signal.SIGTERM)'
 FAIL = "raise RuntimeError('on fire')"
 STACKS = {
     'dgc': [],
-    'two batches per step': [
+    'local steps of two batches': [
+        'configs/diloco/diloco.py',
+        '--configs.train.averaging.every=4',
         '--configs.train.num_batches_per_step=2',
         '--configs.train.batch_size=64',
     ],
-    'local steps': ['configs/diloco/diloco.py', '--configs.train.averaging.every=4'],
 }
 
 

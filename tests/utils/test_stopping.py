@@ -35,11 +35,11 @@ def clock(monkeypatch) -> SimpleNamespace:
 
 @pytest.mark.parametrize(('number', 'code'), [(15, 143), (2, 130), (10, 143)])
 @pytest.mark.usefixtures('clock')
-def test_a_signal_before_training_ends_the_process_at_once(number, code, capsys):
+def test_a_signal_before_training_ends_the_process_at_once(number, code, capfd):
     with StopSignals(0), pytest.raises(EndedError, match=str(code)):
         os.kill(os.getpid(), number)
     name = signal.Signals(number).name
-    assert f'train.py: ended at once by {name}: --resume continues' in capsys.readouterr().err
+    assert f'train.py: ended at once by {name}: --resume continues' in capfd.readouterr().err
 
 
 def test_a_second_signal_ends_the_process_and_copies_of_the_first_do_not(clock):

@@ -165,19 +165,21 @@ def disturb(
     Returns:
         The exit code of the command, and the signal that was sent last; 0 for none.
     """
-    number, since = 0, time.time()
+    number, since = 0, time.time()  # since when checkpoints are those of a new start
+    fault = since
     while wait_for_step(process, runs, since) and record.faults < faults:
         if record.faults:
-            record.seconds.append(time.time() - since)
+            record.seconds.append(time.time() - fault)
         pause(process, draw.uniform(0.0, MOST_SECONDS))
         number = draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
-        since = time.time()
+        fault = since = time.time()
         if not send(process, number, draw):
             continue
         record.faults += 1
         if 'restarts' not in launcher:
             break
-        pause(process, NOTICE)  # until it has ended the other ranks
+        pause(process, NOTICE)  # until it has ended all ranks, which SIGTERM makes save
+        since = time.time()
     try:
         return process.wait(LIMIT), number
     except subprocess.TimeoutExpired:

@@ -53,7 +53,7 @@ class Writer:
 
     def start(self, position: Position, state: dict[str, Any]) -> None:
         """Begin to write ``state``, a copy which is changed by no other thread."""
-        self._pending = self._pool.submit(self._write, position, state)
+        self._pending = self._pool.submit(self.checkpoints.save, position, state)
 
     def wait(self) -> None:
         """Wait for the file. Raises WriteError where it cannot be written."""
@@ -70,10 +70,6 @@ class Writer:
     def close(self) -> None:
         """Wait for the thread."""
         self._pool.shutdown()
-
-    def _write(self, position: Position, state: dict[str, Any]) -> None:
-        torch.set_num_threads(1)  # a setting of each thread: the others are for training
-        self.checkpoints.save(position, state)
 
 
 def draw_start(engine: Engine, device: torch.device) -> str:
@@ -202,7 +198,8 @@ class Saver(EpochHooks):
         """
         start = time.perf_counter()
         self.settle()
-        self._log.flush()
+        with agreed(self._parts.engine, self._parts.device, Stopped):
+            self._log.flush()
         state = {**self._parts.state_dict(), 'epoch': position.epoch, 'best': self._best}
         if meters is not None:
             # Random numbers last: simulated ranks share the generators, and the other ranks may

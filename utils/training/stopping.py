@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -64,7 +64,8 @@ class StopSignals:
             if self._rank == 0:
                 name = signal.Signals(number).name
                 text = f'ended at once by {name}: --resume continues from the last checkpoint'
-                print(f'\ntrain.py: {text}, if there is one', file=sys.stderr)
+                # Not print, in which the signal may have interrupted this thread.
+                os.write(2, f'\ntrain.py: {text}, if there is one\n'.encode())
             end_at_once(exit_code(number))
         self.received, self._time = number, now
 
