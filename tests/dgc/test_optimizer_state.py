@@ -120,6 +120,18 @@ class TestState:
         assert resumed.reducer.buckets[0].density == pytest.approx(third)
 
 
+def test_an_empty_state_that_was_left_out_is_loaded_and_one_that_was_not_empty_is_refused():
+    """torch.distributed.checkpoint leaves out empty dictionaries, such as the state of DGCSGD."""
+    saved = wrap(parameters(), exact(), momentum=0.9).state_dict()
+    assert saved['state'] == {} and saved['entries'] == 0
+    del saved['state']
+    wrap(parameters(), exact(), momentum=0.9).load_state_dict(saved)
+    for entries in (1, None):
+        other = {**saved, 'entries': entries}
+        with pytest.raises(ValueError, match="with 'state' and 'param_groups'"):
+            wrap(parameters(), exact(), momentum=0.9).load_state_dict(other)
+
+
 def test_a_state_given_to_the_wrapped_optimizer_is_the_wrappers_too():
     named = parameters()
     optimizer = wrap(named, exact(), lr=0.1, momentum=0.9)
