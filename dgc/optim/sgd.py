@@ -39,7 +39,7 @@ class DGCSGD(Optimizer):
     """
 
     has_memory = False  # whether a memory applies the momentum to the gradients
-    _has_warned = False
+    _steps_without = 0
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class DGCSGD(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not (self.has_memory or self._has_warned):
+        if not self.has_memory:
             self._warn_without_memory()
         for group in self.param_groups:
             for parameter in group['params']:
@@ -125,10 +125,16 @@ class DGCSGD(Optimizer):
         return loss
 
     def _warn_without_memory(self) -> None:
-        """Warn once of a momentum that nothing applies."""
+        """Warn once of a momentum that nothing applies.
+
+        In the second step: a communication hook may meet this optimizer in its first, where the
+        closure computes the gradients.
+        """
         if not any(group['momentum'] for group in self.param_groups):
             return
-        self._has_warned = True
+        self._steps_without += 1
+        if self._steps_without != 2:
+            return
         warnings.warn(
             'DGCSGD leaves its momentum to the memory of a composition, and steps without one, so '
             'that the momentum is not applied: wrap it in dgc.DistributedOptimizer, or register '

@@ -163,12 +163,14 @@ def test_the_published_dampening_is_accepted_at_its_default_only():
 class TestMomentumThatNothingApplies:
     """Lightning registers no communication hook on CPUs: DGCSGD then trained without momentum."""
 
-    def step(self, momentum: float, wrap=lambda optimizer, named: optimizer) -> list[str]:
+    def step(
+        self, momentum: float, wrap=lambda optimizer, named: optimizer, steps: int = 4
+    ) -> list[str]:
         parameter = Parameter(torch.ones(3))
         optimizer = wrap(DGCSGD([parameter], lr=0.1, momentum=momentum), [('p', parameter)])
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter('always')
-            for _ in range(2):
+            for _ in range(steps):
                 parameter.square().sum().backward()
                 optimizer.step()
                 optimizer.zero_grad()
@@ -177,6 +179,9 @@ class TestMomentumThatNothingApplies:
     def test_is_warned_of_once(self):
         (message,) = self.step(0.9)
         assert 'the momentum is not applied' in message and 'compression_hook' in message
+
+    def test_in_its_first_step_a_hook_may_meet_it(self):
+        assert self.step(0.9, steps=1) == []
 
     def test_no_momentum_needs_no_memory(self):
         assert self.step(0.0) == []
