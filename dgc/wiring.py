@@ -407,6 +407,8 @@ def check_momentum_once(
             f'{memory} holds the momentum and {type(optimizer).__name__} would apply it again: '
             f'use {remedy}, or momentum=0'
         )
+    if isinstance(optimizer, DGCSGD):
+        optimizer.has_memory = composition.memory.holds_momentum
     if isinstance(optimizer, DGCSGD) and has_momentum and not composition.memory.holds_momentum:
         raise ValueError(
             f'DGCSGD leaves momentum to the memory and {memory} has none: use torch.optim.SGD, '

@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 examples/with_lightning.py
 
-The module needs no change but its optimizer.
+Lightning registers that hook on GPUs only, and says nothing. On CPUs the module registers it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,15 @@ from dgc.hooks import CompressionState, compression_hook
 class Classifier(lightning.LightningModule):
     """A perceptron that classifies the handwritten digits."""
 
-    def __init__(self) -> None:
+    def __init__(self, compression: CompressionState) -> None:
         super().__init__()
+        self.compression = compression
         self.network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+
+    def on_train_start(self) -> None:
+        """Register the hook where Lightning does not."""
+        if self.device.type == 'cpu':
+            self.trainer.strategy.model.register_comm_hook(self.compression, compression_hook)
 
     def training_step(self, batch: list[Tensor]) -> Tensor:
         """Return the loss of a batch."""
@@ -59,6 +65,7 @@ def main() -> nn.Module:
 
     lightning.seed_everything(0, verbose=False)
     composition = dgc.deep_gradient_compression(0.01, warmup_steps=40)
+    compression = CompressionState(composition)
     trainer = lightning.Trainer(
         max_epochs=arguments.epochs,
         accelerator='cpu',
@@ -66,14 +73,14 @@ def main() -> nn.Module:
         strategy=DDPStrategy(
             process_group_backend='gloo',
             ddp_comm_hook=compression_hook,
-            ddp_comm_state=CompressionState(composition),
+            ddp_comm_state=compression,
         ),
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    model = Classifier()
+    model = Classifier(compression)
     trainer.fit(model, DataLoader(digits(), batch_size=32, shuffle=True))
     return model
 

@@ -14,13 +14,32 @@ VARIANTS = (PLAIN, WHOLE, SPARSE)
 LAST = 10  # steps whose mean is the final loss
 
 
+class Setting(NamedTuple):
+    """What the runs of a table have in common.
+
+    Attributes:
+        steps: Optimizer steps of a run.
+        density: The low density.
+        warmup: Steps in which it falls from 1.
+    """
+
+    steps: int
+    density: float
+    warmup: int
+
+
+Key = tuple[str, int, int, float, int, str]
+
+
 class Run(NamedTuple):
     """One run of a client.
 
     Attributes:
         client: Its name.
         ranks: The world size.
-        steps: Optimizer steps.
+        steps: Of the setting.
+        density: Of the setting.
+        warmup: Of the setting.
         variant: Without dgc, with it at density 1, with it at a low density; or without dgc and
             with other buckets of DistributedDataParallel.
         losses: Of each rank, at each step.
@@ -29,13 +48,15 @@ class Run(NamedTuple):
     client: str
     ranks: int
     steps: int
+    density: float
+    warmup: int
     variant: str
     losses: list[list[float]]
 
     @property
-    def key(self) -> tuple[str, int, int, str]:
+    def key(self) -> Key:
         """What identifies a run."""
-        return self.client, self.ranks, self.steps, self.variant
+        return self[:-1]
 
     @property
     def first(self) -> float:
@@ -62,7 +83,7 @@ def variants(ranks: int) -> tuple[str, ...]:
     return VARIANTS if ranks == 2 else (*VARIANTS, REORDERED)
 
 
-def read(path: Path) -> dict[tuple[str, int, int, str], Run]:
+def read(path: Path) -> dict[Key, Run]:
     """Return the runs in a file, of which a later one replaces an earlier one."""
     if not path.exists():
         return {}
@@ -77,7 +98,7 @@ def append(path: Path, runs: Iterable[Run]) -> None:
             file.write(json.dumps(run._asdict()) + '\n')
 
 
-def table(runs: dict[tuple[str, int, int, str], Run], ranks: int, steps: int) -> str:
+def table(runs: dict[Key, Run], ranks: int, setting: Setting) -> str:
     """Return the results at one world size as a table in Markdown."""
     lines = [
         '| program | loss at first | DDP | density 1 | largest difference '
@@ -85,8 +106,8 @@ def table(runs: dict[tuple[str, int, int, str], Run], ranks: int, steps: int) ->
         '|---|---|---|---|---|---|---|---|',
     ]
     for client in CLIENTS:
-        cells = [runs.get((client.name, ranks, steps, variant)) for variant in VARIANTS]
-        other = runs.get((client.name, ranks, steps, REORDERED))
+        cells = [runs.get((client.name, ranks, *setting, variant)) for variant in VARIANTS]
+        other = runs.get((client.name, ranks, *setting, REORDERED))
         if None in cells:
             continue
         plain, whole, sparse = (cell for cell in cells if cell is not None)

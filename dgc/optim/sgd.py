@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -36,6 +37,9 @@ class DGCSGD(Optimizer):
     Raises:
         ValueError: For a negative setting, Nesterov without momentum, or a dampening.
     """
+
+    has_memory = False  # whether a memory applies the momentum to the gradients
+    _steps_without = 0
 
     def __init__(
         self,
@@ -102,6 +106,8 @@ class DGCSGD(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if not self.has_memory:
+            self._warn_without_memory()
         for group in self.param_groups:
             for parameter in group['params']:
                 gradient = parameter.grad
@@ -117,6 +123,25 @@ class DGCSGD(Optimizer):
                 if not group['weight_decay']:
                     self._let_decay(parameter, group['momentum'])
         return loss
+
+    def _warn_without_memory(self) -> None:
+        """Warn once of a momentum that nothing applies.
+
+        In the second step: a communication hook may meet this optimizer in its first, where the
+        closure computes the gradients.
+        """
+        if not any(group['momentum'] for group in self.param_groups):
+            return
+        self._steps_without += 1
+        if self._steps_without != 2:
+            return
+        warnings.warn(
+            'DGCSGD leaves its momentum to the memory of a composition, and steps without one, so '
+            'that the momentum is not applied: wrap it in dgc.DistributedOptimizer, or register '
+            'compression_hook with the model (on CPUs, Lightning ignores '
+            'DDPStrategy(ddp_comm_hook=…))',
+            stacklevel=2,
+        )
 
     def _let_decay(self, parameter: Tensor, momentum: float) -> None:
         """Drop ``b`` once ``m`` per step has made it negligible, where weight decay adds nothing.

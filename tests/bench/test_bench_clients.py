@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from textwrap import dedent
 
 import pytest
 import warm
 from worlds import ROOT, environment
 
 from bench.clients.__main__ import main
-from bench.clients.program import CLIENTS, COMMON, FOLDER, changed, difference, version
-from bench.clients.results import PLAIN, SPARSE, WHOLE, Run, append, read, table
+from bench.clients.measure import measure
+from bench.clients.program import CLIENTS, COMMON, FOLDER, Client, changed, difference, version
+from bench.clients.results import PLAIN, SPARSE, WHOLE, Run, Setting, append, read, table
 
 PAGE = ROOT / 'docs/integrations.md'
 every_client = pytest.mark.parametrize('client', CLIENTS, ids=lambda client: client.name)
@@ -60,7 +62,7 @@ class TestPage:
 
 
 def run_of(variant: str, losses: list[list[float]], client: str = 'gan') -> Run:
-    return Run(client, len(losses), len(losses[0]), variant, losses)
+    return Run(client, len(losses), len(losses[0]), 0.01, 40, variant, losses)
 
 
 class TestResults:
@@ -74,14 +76,14 @@ class TestResults:
         append(path, [run_of(PLAIN, [[1.0], [2.0]]), run_of(SPARSE, [[5.0], [6.0]])])
         append(path, [run_of(PLAIN, [[3.0], [4.0]])])
         runs = read(path)
-        assert runs['gan', 2, 1, PLAIN].losses == [[3.0], [4.0]]
-        assert runs['gan', 2, 1, SPARSE].losses == [[5.0], [6.0]]
+        assert runs['gan', 2, 1, 0.01, 40, PLAIN].losses == [[3.0], [4.0]]
+        assert runs['gan', 2, 1, 0.01, 40, SPARSE].losses == [[5.0], [6.0]]
 
     def test_the_table_has_complete_programs_only(self, tmp_path):
         path = tmp_path / 'clients.jsonl'
         whole = [run_of(variant, [[2.0], [4.0]]) for variant in (PLAIN, WHOLE, SPARSE)]
         append(path, [*whole, run_of(PLAIN, [[1.0], [1.0]], client='gpt')])
-        rows = table(read(path), 2, 1).splitlines()[2:]
+        rows = table(read(path), 2, Setting(1, 0.01, 40)).splitlines()[2:]
         assert len(rows) == 1
         assert rows[0].startswith('| GAN | 3.000 | 3.0000 | 3.0000 | 0.0e+00 |  | 3.0000 |')
 
@@ -98,10 +100,26 @@ def test_runs_are_measured_once(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     runs = read(path)
     assert {run.variant for run in runs.values()} == {PLAIN, WHOLE, SPARSE}
-    assert runs['gan', 2, 4, PLAIN].distance(runs['gan', 2, 4, WHOLE]) < 1e-5
+    plain, whole = (runs['gan', 2, 4, 0.01, 40, variant] for variant in (PLAIN, WHOLE))
+    assert plain.distance(whole) < 1e-5
     before = path.stat().st_mtime_ns
     assert main(['--only', 'gan', '--ranks', '2', '--steps', '4', '--file', str(path)]) == 0
     assert path.stat().st_mtime_ns == before
+
+
+def test_of_a_program_that_fails_the_complete_runs_are_kept(monkeypatch, tmp_path, warm_python):
+    program = """
+        import os
+        from common import STEPS, save
+        raise ValueError('a fault')  # +
+        save(int(os.environ['RANK']), STEPS * [2.0])
+    """
+    (tmp_path / 'faulty.py').write_text(dedent(program))
+    monkeypatch.setattr('bench.clients.program.FOLDER', tmp_path)
+    client = Client('faulty', 'a faulty program')
+    runs, failure = measure(client, 2, (PLAIN, WHOLE, SPARSE), Setting(3, 0.01, 1), 120)
+    assert runs == [Run('faulty', 2, 3, 0.01, 1, PLAIN, [3 * [2.0], 3 * [2.0]])]
+    assert 'ValueError: a fault' in failure
 
 
 def test_a_difference_is_printed(capsys):

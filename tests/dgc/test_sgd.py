@@ -1,11 +1,17 @@
 import copy
+import warnings
 
 import pytest
 import torch
 from torch.nn import Parameter
 
+import dgc
 from dgc import DGCSGD, ops
+from dgc.engines import LocalEngine
 from dgc.optim import sgd
+
+# The tests of the arithmetic apply the momentum to the gradients themselves.
+pytestmark = pytest.mark.filterwarnings('ignore:DGCSGD leaves its momentum')
 
 
 def descend(optimizer_class, momenta, steps=5, **settings) -> torch.Tensor:
@@ -152,3 +158,36 @@ def test_the_published_dampening_is_accepted_at_its_default_only():
     assert DGCSGD(parameters, lr=0.1, momentum=0.9, dampening=0)
     with pytest.raises(ValueError, match=r'dampening must be 0, got 0\.5'):
         DGCSGD(parameters, lr=0.1, momentum=0.9, dampening=0.5)
+
+
+class TestMomentumThatNothingApplies:
+    """Lightning registers no communication hook on CPUs: DGCSGD then trained without momentum."""
+
+    def step(
+        self, momentum: float, wrap=lambda optimizer, named: optimizer, steps: int = 4
+    ) -> list[str]:
+        parameter = Parameter(torch.ones(3))
+        optimizer = wrap(DGCSGD([parameter], lr=0.1, momentum=momentum), [('p', parameter)])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter('always')
+            for _ in range(steps):
+                parameter.square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return [str(each.message) for each in caught if 'DGCSGD' in str(each.message)]
+
+    def test_is_warned_of_once(self):
+        (message,) = self.step(0.9)
+        assert 'the momentum is not applied' in message and 'compression_hook' in message
+
+    def test_in_its_first_step_a_hook_may_meet_it(self):
+        assert self.step(0.9, steps=1) == []
+
+    def test_no_momentum_needs_no_memory(self):
+        assert self.step(0.0) == []
+
+    def test_a_memory_applies_it(self):
+        def wrap(optimizer, named):
+            return dgc.DistributedOptimizer(optimizer, named, engine=LocalEngine())
+
+        assert self.step(0.9, wrap) == []

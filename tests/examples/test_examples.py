@@ -74,11 +74,17 @@ def run(command: str, package: Path, libraries: tuple[str, ...] = ()) -> str:
         timeout=240,
     )
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    assert 'DGCSGD leaves its momentum' not in done.stderr  # so the memory applies it
     return done.stdout
 
 
 def losses(output: str) -> list[float]:
     return [float(loss) for loss in re.findall(r'\bloss\W+(\d+\.\d+)', output)]
+
+
+def sent(output: str) -> list[tuple[int, int]]:
+    """The bytes that each rank sent, and those of dense training."""
+    return [(int(few), int(many)) for few, many in re.findall(r'sent (\d+) of (\d+)', output)]
 
 
 def digests(output: str) -> list[str]:
@@ -111,8 +117,11 @@ def test_the_loss_falls_and_the_ranks_end_with_the_same_parameters(name, package
     ends = digests(output)
     if name == 'asynchronous.py':  # each worker lacks what the server has not sent it yet
         assert len(ends) == 3
+        assert sorted(few > 0 for few, _ in sent(output)) == [False, True, True]
     else:
         assert len(ends) == 2 and ends[0] == ends[1]
+        for few, many in sent(output):
+            assert 0 < few < many / 2
 
 
 def test_the_loop_continues_from_its_checkpoint_with_another_number_of_ranks(package, tmp_path):

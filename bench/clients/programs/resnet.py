@@ -13,7 +13,7 @@ from torchvision.models import resnet18
 import dgc  # +
 from dgc.hooks import CompressionState, compression_hook  # +
 
-CLASSES, SIDE, BATCH = 10, 16, 8
+CLASSES, SIDE, BATCH = 10, 16, 16
 
 
 def images(count: int) -> TensorDataset:
@@ -29,9 +29,9 @@ def main() -> None:
     """Train."""
     dist.init_process_group('gloo')
     torch.manual_seed(0)
-    model = DistributedDataParallel(resnet18(num_classes=CLASSES))
+    model = DistributedDataParallel(resnet18(num_classes=CLASSES, zero_init_residual=True))
     criterion = nn.CrossEntropyLoss()
-    settings = {'lr': 0.02, 'momentum': 0.9, 'weight_decay': 1e-4}
+    settings = {'lr': 0.002, 'momentum': 0.9, 'weight_decay': 1e-4}
     optimizer = torch.optim.SGD(model.parameters(), **settings)  # -
     optimizer = dgc.DGCSGD(model.parameters(), **settings)  # +
     composition = dgc.deep_gradient_compression(DENSITY, warmup_steps=WARMUP)  # +

@@ -15,6 +15,8 @@ import dgc  # +
 from dgc.hooks import CompressionState, compression_hook  # +
 
 BATCH = 16
+parts = dgc.deep_gradient_compression(DENSITY, warmup_steps=WARMUP)  # +
+state = CompressionState(parts)  # +
 
 
 class Classifier(lightning.LightningModule):
@@ -31,6 +33,10 @@ class Classifier(lightning.LightningModule):
         loss = F.cross_entropy(self.network(inputs), targets)
         self.losses.append(loss.item())
         return loss
+
+    def on_train_start(self) -> None:  # +
+        if self.device.type == 'cpu':  # +
+            self.trainer.strategy.model.register_comm_hook(state, compression_hook)  # +
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Momentum SGD."""
@@ -50,7 +56,6 @@ def data() -> TensorDataset:
 def main() -> None:
     """Train."""
     lightning.seed_everything(0, verbose=False)
-    parts = dgc.deep_gradient_compression(DENSITY, warmup_steps=WARMUP)  # +
     trainer = lightning.Trainer(
         max_steps=STEPS,
         accelerator='cpu',
@@ -58,7 +63,7 @@ def main() -> None:
         strategy=DDPStrategy(
             process_group_backend='gloo',
             ddp_comm_hook=compression_hook,  # +
-            ddp_comm_state=CompressionState(parts),  # +
+            ddp_comm_state=state,  # +
         ),
         logger=False,
         enable_checkpointing=False,
