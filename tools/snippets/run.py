@@ -35,6 +35,7 @@ BLOCK = re.compile(
     r'^(?P<indent> *)```python\n(?P<text>.*?)^(?P=indent)```',
     re.M | re.S,
 )
+OPTIMIZER = re.compile(r'^optimizer = ', re.M)
 FILE = re.compile(r'# \S+\.py\n')  # the first line of a block that is a file of its own
 
 
@@ -102,14 +103,15 @@ def wrapped(model: nn.Module) -> tuple[dgc.Engine, dgc.DistributedOptimizer]:
 
 
 def execute(snippet: Snippet) -> None:
-    """Execute a snippet in a namespace of its own, then train with the optimizer that it leaves.
+    """Execute a snippet in a namespace of its own; train with the optimizer that it leaves, unless
+    it takes steps itself.
 
     Raises:
         Exception: Whatever the snippet raises; AssertionError where no parameter changed, or one is
             not finite.
     """
     namespace = names()
-    if not re.search(r'^optimizer = ', snippet.text, re.M):
+    if 'DistributedOptimizer(' not in snippet.text and not OPTIMIZER.search(snippet.text):
         namespace['engine'], namespace['optimizer'] = wrapped(namespace['model'])
         train(namespace)
     if 'dcp_to_torch_save' in snippet.text:
@@ -117,9 +119,11 @@ def execute(snippet: Snippet) -> None:
 
         save({'optimizer': namespace['optimizer']}, checkpoint_id=namespace['folder'])
     code = compile('\n' * (snippet.line - 1) + snippet.text, str(snippet.page), 'exec')
-    exec(code, namespace)
     before = [each.detach().clone() for each in namespace['model'].parameters()]
-    train(namespace)
+    exec(code, namespace)
+    if '.step(' not in snippet.text:
+        before = [each.detach().clone() for each in namespace['model'].parameters()]
+        train(namespace)
     after = [each.detach() for each in namespace['model'].parameters()]
     assert all(bool(each.isfinite().all()) for each in after), 'a parameter is not finite'
     changed = any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
