@@ -29,7 +29,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: help setup requirements ops horovod run test sanitize lint format docs wheel check-wheel matrix lock clean distclean
+.PHONY: help setup requirements ops horovod run test sanitize faults lint format docs wheel check-wheel matrix lock clean distclean
 
 help: ## list the targets
 	@echo 'make TARGET [VARIABLE=value ...]'
@@ -87,6 +87,9 @@ endif
 # Two more builds of the kernels, compiled once, then their tests and a minute of random calls.
 sanitize: requirements ## test and fuzz the C++ kernels under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(BIN)/python -m tools.sanitize $(ARGS)
+
+faults: requirements ## damage checkpoints and kill runs, and compare what comes out
+	@$(BIN)/python -m tools.faults $(ARGS)
 
 lint: requirements ## check style (ruff), types (mypy) and the direction of imports
 	$(BIN)/ruff check .

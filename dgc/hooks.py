@@ -453,7 +453,8 @@ class CompressionState:
 
     def _check(self, optimizer: Optimizer) -> None:
         """Raise ValueError for an optimizer that this hook, or its composition, cannot serve."""
-        refuse_closures(optimizer, 'and DistributedDataParallel leaves each rank its own loss')
+        reason = 'and DistributedDataParallel leaves each rank its own loss'
+        refuse_closures(optimizer, reason, 'use DistributedOptimizer')
         check_momentum(optimizer, self.composition)
 
     def _adopt(self, optimizer: Optimizer) -> None:

@@ -97,7 +97,9 @@ class LocalSteps(Wrapper):
         named = with_names(outer, named_parameters)
         check_part('inner', inner, Optimizer, 'torch.optim.AdamW(model.parameters())')
         check(outer, named, composition, steps_per_epoch)
-        refuse_closures(outer, 'and an outer step has none')
+        if inner is outer:
+            raise ValueError('inner and outer are one optimizer: give two over the same parameters')
+        refuse_closures(outer, 'and an outer step has none', 'use DistributedOptimizer')
         has_momentum = any(group.get('momentum', 0) for group in inner.param_groups)
         if isinstance(inner, OneBitAdam) or (isinstance(inner, DGCSGD) and has_momentum):
             raise ValueError(
@@ -127,7 +129,7 @@ class LocalSteps(Wrapper):
             inner.register_load_state_dict_post_hook(weakly(self._regroup)),
             outer.register_load_state_dict_post_hook(weakly(self._regroup)),
         ]
-        self._guard = Guard(inner, self)
+        self._inner_guard, self._outer_guard = Guard(inner, self), Guard(outer, self)
         take(self, self._wrapped)
 
     def _regroup(self) -> None:
@@ -136,12 +138,15 @@ class LocalSteps(Wrapper):
         regroup(self.reducer.buckets, self.outer)
 
     def detach(self) -> None:
-        """Remove the hooks from both optimizers, to wrap them again."""
+        """Remove the hooks from both optimizers, to wrap them again. A second call does nothing."""
+        if not self._handles:
+            return
         self.reducer.release()
         while self._handles:
             self._handles.pop().remove()
-        self._guard.remove()
-        release(self._wrapped)
+        self._inner_guard.remove()
+        self._outer_guard.remove()
+        release(self, self._wrapped)
 
     # A GradScaler then calls ``step()`` after an overflow, too, so that the step is counted.
     _step_supports_amp_scaling = True
@@ -157,7 +162,7 @@ class LocalSteps(Wrapper):
                 then holds θ_s.
         """
         with called_by_scaler(self):
-            with self._guard.opened():
+            with self._inner_guard.opened():
                 loss = step_scaled(self, self.inner, closure)
             self.steps += 1
             self.reducer.count_local_step()
@@ -182,7 +187,8 @@ class LocalSteps(Wrapper):
         try:
             usable = self.reducer.synchronize()
             if usable:
-                self.outer.step()
+                with self._outer_guard.opened():
+                    self.outer.step()
             else:
                 self._reset_inner()
         finally:

@@ -20,7 +20,7 @@ from dgc.engines import Engine, create
 from dgc.handshake import broadcast_tensors, gather_states
 from dgc.horovod_settings import check_settings
 from dgc.optim import DGCSGD
-from dgc.optim.closures import check_evaluations, mean_loss, needs_closure
+from dgc.optim.closures import check_evaluations, mean_loss, needs_closure, refuse_closures
 from dgc.ownership import Guard, check_free, release, take, weakly
 from dgc.profile import Profile
 from dgc.saved_state import (
@@ -135,6 +135,8 @@ class DistributedOptimizer(Wrapper):
         self.scaler = scaler
         self.scaling = scaling_of(scaler, [(name, p) for name, p, _ in trained(optimizer, named)])
         if self.scaling is not None:
+            remedy = 'leave scaler out, and compute in bfloat16 by torch.autocast'
+            refuse_closures(optimizer, 'which a GradScaler does not do', remedy)
             composition = replace(composition, nonfinite='skip')
         check_evaluations(optimizer, composition)
         check_free((name, parameter) for name, parameter, _ in trained(optimizer, named))
@@ -156,9 +158,11 @@ class DistributedOptimizer(Wrapper):
         names = {parameter: name for name, parameter in named}
         self.source = GradientHooks(self.reducer, optimizer, names, batches_per_step, self.scaling)
         if scaler is not None:
-            wait_in(scaler)
+            wait_in(scaler, self)
         self._synchronized: bool | None = None
         self._needs_synchronized = False
+        self._needs_closure = needs_closure(optimizer)
+        self._is_detached = False
         self._handle = optimizer.register_load_state_dict_post_hook(weakly(self._regroup))
         self._guard = Guard(optimizer, self)
         take(self, self._parameters)
@@ -174,12 +178,25 @@ class DistributedOptimizer(Wrapper):
         regroup(self.reducer.buckets, self.optimizer)
 
     def detach(self) -> None:
-        """Remove the hooks from the parameters, to wrap them in another optimizer."""
+        """Remove the hooks from the parameters, to wrap them in another optimizer. A second call
+        does nothing.
+
+        Raises:
+            RuntimeError: Within a step with a GradScaler, whose gradients are divided in part.
+        """
+        if self._is_detached:
+            return
+        if self.scaling is not None and self.source.has_begun and not self.reducer.has_failed:
+            raise RuntimeError(
+                'detach() between backward() and scaler.step(optimizer), where gradients are '
+                'divided by the scale in part: call scaler.step(optimizer) before'
+            )
+        self._is_detached = True
         self.source.detach()
         self.reducer.release()
         self._handle.remove()
         self._guard.remove()
-        release(self._parameters)
+        release(self, self._parameters)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Set ``batches_per_step`` from the next step on, as in Horovod.
@@ -222,7 +239,9 @@ class DistributedOptimizer(Wrapper):
                 raise RuntimeError(
                     'zero_grad() between backward() and step() would let the scales of the ranks '
                     'differ, since the others back off: to discard a step with a GradScaler, call '
-                    'optimizer.discard(), and go on with scaler.step(optimizer), scaler.update()'
+                    'optimizer.discard(), and go on with scaler.step(optimizer), scaler.update(); '
+                    'a backward pass that is no part of a step goes into '
+                    '`with optimizer.no_sync():`'
                 )
             self.discard()
             self.synchronize()
@@ -292,8 +311,13 @@ class DistributedOptimizer(Wrapper):
                 all.
         """
         check_step(self, closure)
+        if self.scaling is not None and self._synchronized is None:
+            raise RuntimeError(
+                'these gradients were not divided by the scale, since scaler.unscale_() was called '
+                'before load_state_dict(): call scaler.update() after loading'
+            )
         check_present_momentum(self.optimizer, self.composition)
-        if needs_closure(self.optimizer):
+        if self._needs_closure:
             return self._step_by_evaluations(closure)
         loss = None
         if closure is not None:
@@ -308,9 +332,14 @@ class DistributedOptimizer(Wrapper):
 
     def _step_by_evaluations(self, closure: Callable[[], Any] | None) -> Any:
         """Step an optimizer that evaluates its closure several times."""
+        name = type(self.optimizer).__name__
         if closure is None:
-            name = type(self.optimizer).__name__
             raise TypeError(f'step() of {name} needs a closure that computes loss and gradients')
+        if self._needs_synchronized:
+            raise RuntimeError(
+                f'step() of {name} within skip_synchronize(): each evaluation of its closure is an '
+                'exchange, so leave skip_synchronize() out'
+            )
         with self._guard.opened():
             loss = self.optimizer.step(partial(self._evaluate, closure))
         self._end_step()
@@ -341,7 +370,7 @@ class DistributedOptimizer(Wrapper):
             return
         parameters = [p for p in self._parameters if p.requires_grad]
         gradients = [p.grad for p in parameters if p.grad is not None]
-        if len(gradients) < len(parameters):
+        if len(gradients) < len(parameters) or self.state or any(map(torch.any, gradients)):
             return
         if not any(float(group.get('lr', 1)) for group in self.param_groups):
             raise RuntimeError(
@@ -350,7 +379,7 @@ class DistributedOptimizer(Wrapper):
                 "optimizer's state: give DistributedOptimizer itself to "
                 "torch.distributed.checkpoint.save(), as {'optimizer': optimizer}"
             )
-        if not self.state and not self.steps and not any(bool(each.any()) for each in gradients):
+        if not self.steps:
             raise RuntimeError(
                 'step() before any backward(), with gradients of zeros, would wait for ranks that '
                 'have state already. Where hvd.broadcast_optimizer_state() made this call, to '
@@ -446,13 +475,20 @@ class DistributedOptimizer(Wrapper):
 
         For programs in which ``root`` alone loads a checkpoint. Memories stay, except on ranks that
         are at another step than ``root``: these have not loaded what it has, and load its state.
+        The scale of a GradScaler becomes that of ``root`` too.
         """
-        ours = self.state_dict() if self.engine.rank == root else {'steps': self.steps}
+        ours: dict[str, Any] = {'steps': self.steps}
+        if self.engine.rank == root:
+            ours = self.state_dict()
+            if self.scaling is not None:
+                ours['scaler'] = self.scaling.scaler.state_dict()
         theirs = gather_states(self.engine, ours, self.buckets[0].device)[root]
         if self.steps != theirs['steps']:
             self.load_state_dict(theirs)
         elif self.engine.rank != root:
             self.optimizer.load_state_dict(state_of_wrapped(theirs))
+        if self.scaling is not None and self.engine.rank != root:
+            self.scaling.scaler.load_state_dict(theirs['scaler'])
 
     def _with_momentum(self, state: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
         """Add to DGCSGD's state the ``momentum_buffer`` of SGD. A collective."""

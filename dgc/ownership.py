@@ -92,10 +92,11 @@ def take(wrapper: Optimizer, parameters: Iterable[Parameter]) -> None:
         owners[parameter] = reference
 
 
-def release(parameters: Iterable[Parameter]) -> None:
-    """Let another wrapper have these parameters."""
+def release(wrapper: Optimizer, parameters: Iterable[Parameter]) -> None:
+    """Let another wrapper have those of these parameters that ``wrapper`` has."""
     for parameter in parameters:
-        owners.pop(parameter, None)
+        if owner_of(parameter) is wrapper:
+            owners.pop(parameter)
 
 
 def weakly(method: Callable[[], None]) -> Callable[[Any], None]:

@@ -30,7 +30,7 @@ class Progress:
     """A rank's counters since the start. Rates are differences of two copies.
 
     Attributes:
-        steps: Optimizer steps.
+        steps: Optimizer steps; of LBFGS, evaluations of its closure.
         sent_elements, elements: Elements sent, and elements of all gradients, over all buckets and
             steps; their quotient is the mean density.
         sent, received: Bytes of gradients, without start-up, metrics, evaluation, and what tells

@@ -9,9 +9,11 @@ all of them, so that every rank's scaler finds the overflow in the same step.
 from __future__ import annotations
 
 import gc
+import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -66,12 +68,11 @@ class Scaling:
                     'scaler.scale(loss).backward(), or leave scaler out'
                 )
             # A copy, since scaler.update() writes to the scale.
-            scale = scale.detach().clone().to(device, non_blocking=True)
+            scale = scale.detach().clone().to(device, non_blocking=device.type != 'cpu')
             self._scales[device] = scale, scale.double().reciprocal().float()
         return self._scales[device]
 
 
-@runtime_checkable
 class Scaled(Protocol):
     """An optimizer that was given a scaler, which may be disabled, as this module uses it."""
 
@@ -116,7 +117,16 @@ class Step(Method):
 
     def __call__(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Unscale, and step unless a gradient is not finite."""
-        if not is_given(self._scaler, optimizer) or optimizer.scaling is None:
+        if not is_given(self._scaler, optimizer):
+            if getattr(optimizer, 'averages', False) and self._scaler.is_enabled():
+                raise RuntimeError(
+                    'scaler.step(optimizer) of a GradScaler that was given to others than this '
+                    f'{type(optimizer).__name__}: an overflow on one rank would change its scale '
+                    'there alone: use another GradScaler here, or for a DistributedOptimizer write '
+                    'dgc.DistributedOptimizer(…, scaler=scaler)'
+                )
+            return self._original(optimizer, *args, **kwargs)
+        if optimizer.scaling is None:
             return self._original(optimizer, *args, **kwargs)
         optimizer.scaling.is_stepping = True
         try:
@@ -127,9 +137,39 @@ class Step(Method):
         return result
 
 
+class Update(Method):
+    """``GradScaler.update``, which also ends steps that a loop leaves out after ``unscale_``.
+
+    A copy of the scaler knows no optimizers.
+    """
+
+    name = 'update'
+
+    def __init__(self, scaler: GradScaler) -> None:
+        super().__init__(scaler)
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {'_scaler': self._scaler}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state['_scaler'])  # type: ignore[misc]
+
+    def add(self, optimizer: Any) -> None:
+        """Add an optimizer that was given this scaler."""
+        self._optimizers.add(optimizer)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Adapt the scale."""
+        for optimizer in self._optimizers:
+            optimizer.end_skipped_step()
+        self._original(*args, **kwargs)
+
+
 def is_given(scaler: GradScaler, optimizer: object) -> bool:
     """Return whether ``optimizer`` is one of ours that was given ``scaler``."""
-    return isinstance(optimizer, Scaled) and optimizer.scaler is scaler
+    ours = hasattr(type(optimizer), 'end_skipped_step')  # isinstance() of a Protocol is slow
+    return ours and getattr(optimizer, 'scaler', None) is scaler
 
 
 def scaling_of(
@@ -160,10 +200,13 @@ def scaling_of(
     return Scaling(scaler)
 
 
-def wait_in(scaler: GradScaler) -> None:
-    """Make ``scaler.unscale_`` and ``scaler.step`` wait for the optimizers that it was given to."""
-    for method in (Unscale(scaler), Step(scaler)):
-        setattr(scaler, method.name, method)
+def wait_in(scaler: GradScaler, optimizer: Scaled) -> None:
+    """Make ``scaler.unscale_`` and ``scaler.step`` wait for ``optimizer``, and ``scaler.update``
+    end its step."""
+    if not isinstance(vars(scaler).get('update'), Update):
+        for method in (Unscale(scaler), Step(scaler), Update(scaler)):
+            setattr(scaler, method.name, method)
+    vars(scaler)['update'].add(optimizer)
 
 
 def check_step(optimizer: Scaled, closure: object) -> None:
@@ -227,21 +270,24 @@ def step_scaled(wrapper: Optimizer, inner: Optimizer, closure: Callable[[], Any]
         return None
     if scale is not None:  # None where unscale_() was called
         for group in inner.param_groups:
-            for parameter in group['params']:
-                divide(parameter.grad, scale)
+            divide([each.grad for each in group['params'] if each.grad is not None], scale)
     return inner.step()
 
 
-def divide(grad: Tensor | None, scale: Tensor) -> None:
-    """Divide a gradient by the scale, in place."""
-    if grad is None:
-        return
-    if grad.dtype == torch.float16:
-        raise ValueError(
-            'a GradScaler does not divide float16 gradients: keep the parameters in float32, and '
-            'compute in float16 by torch.autocast'
-        )
-    grad.detach().mul_(scale.double().reciprocal().float().to(grad.device))
+def divide(gradients: Iterable[Tensor], scale: Tensor) -> None:
+    """Divide gradients, dense or sparse, by the scale, in place."""
+    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+    for gradient in gradients:
+        if gradient.dtype == torch.float16:
+            raise ValueError(
+                'a GradScaler does not divide float16 gradients: keep the parameters in float32, '
+                'and compute in float16 by torch.autocast'
+            )
+        stored = gradient._values() if gradient.is_sparse else gradient.detach()
+        alike[stored.device, stored.dtype].append(stored)
+    inverse = scale.double().reciprocal().float()
+    for (device, _), tensors in alike.items():
+        torch._foreach_mul_(tensors, inverse.to(device))
 
 
 def scalers_in_use() -> list[GradScaler]:

@@ -29,9 +29,14 @@ class Uncopied(Optimizer):
 
 
 class Wrapper(Uncopied):
-    """An optimizer whose contributions go through ``reducer``."""
+    """An optimizer whose contributions go through ``reducer``.
+
+    Attributes:
+        averages: True, by which a GradScaler that was given to other optimizers recognizes one.
+    """
 
     reducer: Reducer
+    averages = True
 
     @property
     def buckets(self) -> Sequence[Bucket]:

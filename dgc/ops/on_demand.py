@@ -6,7 +6,7 @@ import fcntl
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dgc.ops.build import BuildError, build, compiler_command, find, library_paths
@@ -38,16 +38,27 @@ def build_once() -> Path:
             return found
         failed = folder / FAILED if folder is not None else None
         if failed is not None and failed.is_file():
-            tried, _, reason = failed.read_text(errors='replace').partition('\n')
+            tried, reason = _read(failed)
             if tried == compiler:
                 raise BuildError(f'{reason} (delete {failed} to try again)')
         log.warning('dgc: compiling the fused kernels, once: about half a minute')
         try:
             return build()
         except BuildError as error:
-            if failed is not None:
-                failed.write_text(f'{compiler}\n{error}')
+            # A full disk may have room the next time.
+            if failed is not None and not isinstance(error.__cause__, OSError):
+                with suppress(OSError):
+                    failed.write_text(f'{compiler}\n{error}')
             raise
+
+
+def _read(failed: Path) -> tuple[str, str]:
+    """Return the compiler that failed, and its error; ('', '') where the file cannot be read."""
+    try:
+        tried, _, reason = failed.read_text(errors='replace').partition('\n')
+    except OSError:
+        return '', ''
+    return tried, reason
 
 
 @contextmanager

@@ -44,17 +44,18 @@ def check_evaluations(optimizer: Optimizer, composition: Composition) -> None:
         )
 
 
-def refuse_closures(optimizer: Optimizer, reason: str) -> None:
+def refuse_closures(optimizer: Optimizer, reason: str, remedy: str) -> None:
     """Raise ValueError for an optimizer that evaluates closures.
 
     Args:
         optimizer: Any.
         reason: Why it cannot be used.
+        remedy: What to do instead.
     """
     if needs_closure(optimizer):
         raise ValueError(
             f'{type(optimizer).__name__} evaluates a closure several times per step, {reason}: '
-            'use DistributedOptimizer'
+            f'{remedy}'
         )
 
 

@@ -457,6 +457,15 @@ class TestOfWhomTheStepIs:
         with pytest.raises(RuntimeError, match='the LocalSteps around it was dropped'):
             inner.step()
 
+    def test_the_outer_optimizer_too(self):
+        named = parameters()
+        _, optimizer = self.local(named)
+        loss(named, 0, 0).backward()
+        with pytest.raises(RuntimeError, match=r'call step\(\) of the LocalSteps around it'):
+            optimizer.outer.step()
+        with pytest.raises(ValueError, match='inner and outer are one optimizer'):
+            dgc.LocalSteps(one := sgd(named), one, named, engine=LocalEngine())
+
     def test_detached_it_steps_by_itself(self):
         named = parameters()
         inner = sgd(named)
@@ -484,6 +493,16 @@ class TestOneWrapperPerParameter:
         first.detach()
         train(wrap(named[1:], dgc.dense()), named[1:], 1)
 
+    def test_what_was_detached_takes_nothing_from_the_next(self):
+        named = parameters()
+        first = wrap(named, dgc.dense())
+        first.detach()
+        second = wrap(named, dgc.dense())
+        first.detach()
+        with pytest.raises(ValueError, match='a parameter of another DistributedOptimizer'):
+            wrap(named, dgc.dense())
+        train(second, named, 1)
+
     def test_local_steps_and_an_optimizer_of_the_same_parameters_are_refused(self):
         named = parameters()
         kept = TestOfWhomTheStepIs().local(named)
@@ -496,6 +515,16 @@ class TestOneWrapperPerParameter:
         for half in (named[:2], named[2:]):
             inner = sgd(half)
             assert dgc.DistributedOptimizer(inner, named, dgc.dense(), LocalEngine())
+
+
+def test_gradients_of_no_sync_alone_are_a_step_also_at_a_rate_of_0():
+    """As a warm-up of the rate begins; the step is not one that only makes state."""
+    named = parameters()
+    optimizer = wrap(named, dgc.dense(), lr=0.0)
+    with optimizer.no_sync():
+        loss(named, 0, 0).backward()
+    optimizer.step()
+    assert optimizer.steps == 1
 
 
 def test_a_learning_rate_scheduler_and_isinstance_take_it_for_an_optimizer():

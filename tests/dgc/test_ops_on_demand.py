@@ -98,3 +98,29 @@ def test_where_no_folder_can_be_locked_the_library_is_compiled_all_the_same(link
 
     monkeypatch.setattr('dgc.ops.on_demand.fcntl.flock', refuse)
     assert build_once() == build.find()[0]
+
+
+def test_a_full_disk_is_no_fault_of_the_compiler(monkeypatch, tmp_path, caplog):
+    """It ends no training, and the next process tries again."""
+
+    def fill(*_):
+        raise OSError(28, 'No space left on device')
+
+    with monkeypatch.context() as patched:
+        patched.setattr(build, '_compile', fill)
+        assert not native.load()
+    assert 'No space left on device' in caplog.messages[-1]
+    assert not list(tmp_path.rglob(FAILED))
+
+
+def test_a_note_that_cannot_be_written_ends_no_training(monkeypatch, tmp_path):
+    monkeypatch.setenv('CXX', broken_compiler(tmp_path / 'first'))
+    written = Path.write_text
+
+    def write(path, *words, **settings):
+        if path.name == FAILED:
+            raise OSError(28, 'No space left on device')
+        return written(path, *words, **settings)
+
+    monkeypatch.setattr(Path, 'write_text', write)
+    assert not native.load()

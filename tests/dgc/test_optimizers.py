@@ -380,6 +380,15 @@ class TestClosures:
         with pytest.raises(TypeError, match='LBFGS needs a closure that computes loss and grad'):
             optimizer.step()
 
+    def test_skip_synchronize_is_refused(self):
+        named = parameters()
+        optimizer = dgc.DistributedOptimizer(lbfgs(named), named, dgc.dense())
+        with (
+            optimizer.skip_synchronize(),
+            pytest.raises(RuntimeError, match='LBFGS within skip_synchronize'),
+        ):
+            optimizer.step(lambda: 0.0)
+
     def test_compression_is_warned_of(self):
         named = parameters()
         with pytest.warns(UserWarning, match='LBFGS compares the gradients .* may stall'):

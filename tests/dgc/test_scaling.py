@@ -496,3 +496,118 @@ def test_an_overflow_in_a_sparse_gradient_is_skipped_by_all():
         assert all(map(torch.equal, one, two))
     assert all(map(torch.equal, first[0], first[1]))
     assert not torch.equal(first[1][0], first[2][0])
+
+
+def linear() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(3, 1)
+
+
+def with_scaler(engine, **settings) -> tuple[nn.Linear, dgc.DistributedOptimizer, GradScaler]:
+    """A model whose gradients are the mean of the ranks', with a GradScaler."""
+    model, each = linear(), scaler()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    names = model.named_parameters()
+    optimizer = dgc.DistributedOptimizer(inner, names, dgc.dense(), engine, scaler=each, **settings)
+    return model, optimizer, each
+
+
+def test_local_steps_divide_sparse_gradients_too():
+    def moved(scale: float | None) -> torch.Tensor:
+        model = nn.Embedding(5, 2, sparse=True)
+        nn.init.zeros_(model.weight)
+        inner, outer = (torch.optim.SGD(model.parameters(), lr=rate) for rate in (0.1, 1.0))
+        optimizer = dgc.LocalSteps(inner, outer, model.named_parameters(), every=2)
+        each = GradScaler('cpu', scale or 1.0, enabled=scale is not None)
+        for _ in range(4):
+            optimizer.zero_grad()
+            each.scale(model(torch.tensor([1, 3])).sum()).backward()
+            each.step(optimizer)
+            each.update()
+        return model.weight.detach()
+
+    assert torch.equal(moved(1024.0), moved(None)) and moved(None).any()
+
+
+def test_a_state_that_is_loaded_after_unscale_is_followed_by_update():
+    """As with a plain optimizer, the scaler would not divide again; here it is refused."""
+
+    def worker(engine):
+        model, optimizer, each = with_scaler(engine)
+        saved = optimizer.state_dict()
+
+        def passed():
+            optimizer.zero_grad()
+            each.scale(model(torch.ones(2, 3)).sum()).backward()
+
+        passed()
+        each.unscale_(optimizer)
+        optimizer.load_state_dict(saved)
+        passed()
+        with pytest.raises(RuntimeError, match=r'call scaler.update\(\) after loading'):
+            each.step(optimizer)
+
+    dgc.simulate(2, worker)
+
+
+def test_a_loop_may_leave_a_step_out_by_update_alone():
+    def worker(engine):
+        model, optimizer, each = with_scaler(engine)
+        before = model.weight.detach().clone()
+        for step in range(2):
+            optimizer.zero_grad()
+            factor = torch.inf if (engine.rank, step) == (1, 0) else 1.0
+            each.scale(model(torch.ones(2, 3)).sum() * factor).backward()
+            each.unscale_(optimizer)
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            if norm.isfinite():
+                each.step(optimizer)
+            each.update()
+            assert torch.equal(model.weight, before) is (step == 0)
+        return each.get_scale(), optimizer.steps
+
+    assert dgc.simulate(2, worker) == [(1024.0, 2)] * 2
+
+
+def test_a_scaler_of_one_steps_no_other_wrapper():
+    """An overflow on one rank of it would change the scale there alone."""
+
+    def worker(engine):
+        _, optimizer, each = with_scaler(engine)
+        other = linear()
+        inner, outer = (torch.optim.SGD(other.parameters(), lr=0.1) for _ in range(2))
+        local = dgc.LocalSteps(inner, outer, other.named_parameters(), engine=engine)
+        each.scale(other(torch.ones(2, 3)).sum()).backward()
+        with pytest.raises(RuntimeError, match='than this LocalSteps: an overflow on one rank'):
+            each.step(local)
+        with pytest.raises(RuntimeError, match='than this DistributedOptimizer'):
+            copy.deepcopy(each).step(optimizer)
+
+    dgc.simulate(2, worker)
+
+
+def test_the_scale_is_broadcast_with_the_state():
+    def worker(engine):
+        _, optimizer, each = with_scaler(engine)
+        if engine.rank == 1:
+            each.load_state_dict({**each.state_dict(), 'scale': 777.0})
+        optimizer.broadcast_state(root=1)
+        return each.get_scale()
+
+    assert dgc.simulate(3, worker) == [777.0] * 3
+
+
+def test_it_is_not_detached_while_gradients_are_divided_in_part():
+    model, optimizer, each = with_scaler(None)
+    each.scale(model(torch.ones(2, 3)).sum()).backward()
+    with pytest.raises(RuntimeError, match=r'call scaler.step\(optimizer\) before'):
+        optimizer.detach()
+    each.step(optimizer)
+    optimizer.detach()
+
+
+def test_an_optimizer_that_evaluates_a_closure_has_no_scaler():
+    model = linear()
+    lbfgs = torch.optim.LBFGS(model.parameters())
+    with pytest.raises(ValueError, match='a GradScaler does not do: leave scaler out'):
+        dgc.DistributedOptimizer(lbfgs, model.named_parameters(), dgc.dense(), scaler=scaler())
