@@ -35,19 +35,23 @@ def test_shared_NAME(number): ...
 """
 
 
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, '-m', 'pytest', *words],
+        cwd=folder,
+        env=os.environ | {'PYTHONPATH': str(HERE)},
+        capture_output=True,
+        text=True,
+    )
+
+
 def test_a_group_runs_in_one_process_in_order_and_both_processes_are_used(tmp_path):
     (tmp_path / 'pytest.ini').write_text('[pytest]\n')
     (tmp_path / 'conftest.py').write_text(f'from grouping import *\n{WRITES}')
     for name in 'abc':
         (tmp_path / f'test_{name}.py').write_text(TESTS.replace('NAME', name))
     words = ['-p', 'no:cacheprovider', '-q', '-n', '2', '--dist', 'loadgroup']
-    done = subprocess.run(
-        [sys.executable, '-m', 'pytest', *words, '--no-loadscope-reorder'],
-        cwd=tmp_path,
-        env=os.environ | {'PYTHONPATH': str(HERE)},
-        capture_output=True,
-        text=True,
-    )
+    done = run(tmp_path, *words, '--no-loadscope-reorder')
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line.split() for line in (tmp_path / 'log').read_text().splitlines()]
     assert len(lines) == 27
@@ -59,3 +63,13 @@ def test_a_group_runs_in_one_process_in_order_and_both_processes_are_used(tmp_pa
         assert [test for _, test in members] == sorted(test for _, test in members)
     assert len({worker for worker, _ in lines}) == 2
     assert 'shared' in lines[0][1] or 'shared' in lines[1][1]
+
+
+def test_the_address_of_an_object_in_a_name_is_refused(tmp_path):
+    (tmp_path / 'pytest.ini').write_text('[pytest]\n')
+    (tmp_path / 'conftest.py').write_text('from grouping import *')
+    parameters = "@pytest.mark.parametrize('one', [object()], ids=str)"
+    (tmp_path / 'test_a.py').write_text(f'import pytest\n\n{parameters}\ndef test_a(one): ...\n')
+    done = run(tmp_path, '-p', 'no:cacheprovider', '-q')
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert 'give it ids: test_a.py::test_a[<object object at 0x' in done.stdout + done.stderr

@@ -228,7 +228,9 @@ class TestFingerprint:
         assert by_step.fingerprint(7) == by_step.fingerprint(8)
 
 
-@pytest.mark.parametrize('row', [row for row in ALGORITHMS.values() if row.has_density], ids=str)
+@pytest.mark.parametrize(
+    'row', [row for row in ALGORITHMS.values() if row.has_density], ids=lambda row: row.name
+)
 def test_every_density_can_fall_over_steps(row):
     schedule = row.composition(0.02, warmup_steps=7).schedule
     assert schedule == DensitySchedule(0.02, warmup_steps=7)
