@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Bring the tests of a group together, and the groups that start processes to the front.
 
     Two workers take groups from the front, so a long one at the end would leave one of them idle.
-    An address in a name is refused also where one process collects, since two would not agree on it.
+    An address in a name is refused also where one process collects: two would not agree on it.
     """
     if unstable := [item.nodeid for item in items if ' at 0x' in item.nodeid]:
         raise pytest.UsageError(f'the name of a test has an address, give it ids: {unstable[0]}')
