@@ -99,11 +99,6 @@ class Composition:
                 f'{compressor} makes {payload.value} ones: {remedy}'
             )
         written = self.exchange.writes(payload)
-        if written is None and self.codec.values != 'fp32':
-            raise ValueError(
-                f'values={self.codec.values!r} has no effect with {exchange}, which sends float32 '
-                'without a codec: leave it out'
-            )
         if written is not None and (written is Payload.DENSE) != (self.codec.indices == 'none'):
             indices = "'none'" if written is Payload.DENSE else "'int64', 'int32' or 'packed'"
             raise ValueError(
@@ -145,6 +140,12 @@ class Composition:
     def overlaps(self) -> bool:
         """Whether a bucket may be sent while the backward pass goes on."""
         return self.clipping is None or not self.clipping.needs_all
+
+    @property
+    def ignores_values(self) -> bool:
+        """Whether a coding of values is set, and the exchange sends float32 without a codec."""
+        uncoded = self.exchange.writes(self.compressor.payload) is None
+        return uncoded and self.codec.values != 'fp32'
 
     @property
     def loses_gradient(self) -> bool:

@@ -377,6 +377,12 @@ def check_momentum(optimizer: Optimizer, composition: Composition) -> None:
             f'OneBitAdam expects momenta from the memory and {memory} sends none: use '
             'AveragedMomentum (the composition one_bit_adam), or torch.optim.Adam'
         )
+    if composition.ignores_values:
+        warnings.warn(
+            f'values={composition.codec.values!r} has no effect with {exchange}, which sends '
+            'float32 without a codec: leave it out',
+            stacklevel=3,
+        )
     if composition.loses_gradient:
         message = f'{memory} loses whatever is not sent: use Residual or MomentumCorrection'
         if composition.exchange.loses:

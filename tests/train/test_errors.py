@@ -223,10 +223,10 @@ STACKS: dict[str, tuple[int, str]] = {
     ),
     'dgc/int4 chunk/chunk16': (
         2,
-        f"…values='int4' has no effect with ChunkAllReduce, …({VALUES} = 'int4': "
-        f'configs/dgc/int4.py; {EXCHANGE} = …: configs/chunk/chunk16.py)',
+        f"{VALUES} = 'int4' has no effect, since ChunkAllReduce …({VALUES} = 'int4': "
+        f'configs/dgc/int4.py; {EXCHANGE} = …: configs/chunk/chunk16.py): leave it out',
     ),
-    'chunk/chunk16 dgc/int4': (2, "…values='int4' has no effect with ChunkAllReduce, …"),
+    'chunk/chunk16 dgc/int4': (2, f"{VALUES} = 'int4' has no effect, since ChunkAllReduce …"),
     'dgc/int4 dense/sgd': (2, f"{VALUES} = 'int4' (configs/dgc/int4.py) has no effect: …dense …"),
     'spardl/gres gtopk/tree': (2, f'{EXCHANGE}.residuals = …(configs/gtopk/tree.py), …'),
     'spardl/gres dgc/gaussian': (
