@@ -233,14 +233,14 @@ class Until:
         return len(self.loader)
 
 
-def apart(number: int) -> None:
+def apart(_number: int) -> None:
     """Move this process, which loads data, to a process group of its own.
 
     A launcher signals the group of a rank. The rank acts on that at the end of its step, and needs
     its processes until then; it ends them itself.
 
     Args:
-        number: Of this process among those of its rank.
+        _number: Of this process among those of its rank.
     """
     os.setpgid(0, 0)
 
