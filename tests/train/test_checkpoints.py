@@ -166,6 +166,10 @@ def test_the_best_epoch_is_known_after_a_kill(tmp_path, kills):
     for path in folder.glob('e0000.*'):
         state = sealed.read(path)
         sealed.write({**state, 'best': 1000.0}, state.pop('manifest'), path)
+    if kills == 'in the next epoch':
+        job.run('killed', '--resume', 'auto', step=1, code=1)
+        assert (folder / 'best.txt').read_text() == '0\n'
+        (folder / 'best.txt').unlink()
     job.run('killed', '--resume', 'auto')
     assert (folder / 'best.txt').read_text() == '0\n'
 
@@ -182,13 +186,15 @@ def test_an_epoch_of_which_nothing_is_left_has_no_loss(tmp_path):
     ]
 
 
-def test_a_model_that_fails_on_one_rank_is_refused_on_all_before_the_search(tmp_path):
+@pytest.mark.parametrize('resume', [(), ('--resume', 'auto')])
+def test_a_model_that_fails_on_one_rank_is_refused_on_all(tmp_path, resume):
+    """Before the search for a checkpoint, and before parameters are broadcast."""
     job = Job(tmp_path, FAIL)
     fails = 'super().__init__()\n        if STEP.is_file():\n            STEP.unlink()\n'
     fails += f'            {FAIL}'
     job.file.write_text(job.file.read_text().replace('super().__init__()', fails))
     job.file.with_name('step').touch()
-    done = here(*job.words, '--runs', tmp_path / 'runs', '--resume', 'auto')
+    done = here(*job.words, '--runs', tmp_path / 'runs', *resume)
     assert done.code == 2, done.output
     (line,) = done.complaints
     assert re.fullmatch(r'train.py: rank [01]: RuntimeError: on fire', line)
