@@ -31,7 +31,7 @@ LIBRARIES = (
     *('torch', 'torch._dynamo', 'torch.distributed.launcher', 'torch.utils.data', 'torchvision'),
     *('sklearn.datasets', 'sklearn.model_selection', 'tensorboardX', 'tqdm'),
 )
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 STREAMS = 3
 STUB = Path(__file__).with_name('warm_python')
 

@@ -23,7 +23,8 @@ def agreed(
     """Run the block on every rank, and raise ``refusal`` on all ranks if one of them fails.
 
     A collective at the end of the block: a rank that raised alone would leave the others waiting.
-    An EngineError passes through: ranks raise it together, or cannot reach each other any more.
+    An EngineError passes through: ranks raise it together, or cannot reach each other any more. So
+    does a Refused, which a block within this one has raised on all ranks.
 
     Raises:
         Refused: On every rank, with the report about the lowest rank that raised an exception.
@@ -31,7 +32,7 @@ def agreed(
     own_message = ''
     try:
         yield
-    except EngineError:
+    except (EngineError, Refused):
         raise
     except Exception as error:
         own_message = report(error)

@@ -19,7 +19,8 @@ from dgc import Composition, DistributedOptimizer, Engine, LocalSteps
 from dgc.handshake import broadcast_tensors
 from dgc.parameter_server import WorkerOptimizer
 from dgc.planner import Kept, Plan
-from utils.checkpoint import Position, Saved
+from utils.agree import agreed
+from utils.checkpoint import Position
 from utils.checks import build_composition, naming
 from utils.cli import Refused
 from utils.config import Config, ConfigError
@@ -27,6 +28,7 @@ from utils.cores import available_cores
 from utils.data import TrainShare, Until, evaluation_loader, train_loader
 from utils.learning_rate import LearningRate
 from utils.meters import MeterError
+from utils.search import Saved
 from utils.seeding import seed_everything
 from utils.timing import measure_step
 from utils.training.averaging import Averaging, Surroundings
@@ -160,14 +162,15 @@ def build(
     """
     train = configs.train
     seed_everything(configs.seed)
-    check_metric(configs, datasets)
-    loader, share = build_train_loader(configs, datasets, engine.rank, engine.size, device)
-    model = configs.model.build().to(device)
-    criterion = train.criterion.build().to(device)
-    averaging: Averaging = train.averaging.build()
-    ranks = averaging.ranks_per_step(engine.size)
-    composition = build_composition(configs)
-    inner = build_optimizer(configs, model, ranks)
+    with agreed(engine, device):  # before the collectives of find
+        check_metric(configs, datasets)
+        loader, share = build_train_loader(configs, datasets, engine.rank, engine.size, device)
+        model = configs.model.build().to(device)
+        criterion = train.criterion.build().to(device)
+        averaging: Averaging = train.averaging.build()
+        ranks = averaging.ranks_per_step(engine.size)
+        composition = build_composition(configs)
+        inner = build_optimizer(configs, model, ranks)
     saved = find(model)  # after what is wrong with the settings
     surroundings = Surroundings(
         model,

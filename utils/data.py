@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from typing import Any, NamedTuple
@@ -232,6 +233,18 @@ class Until:
         return len(self.loader)
 
 
+def apart(_number: int) -> None:
+    """Move this process, which loads data, to a process group of its own.
+
+    A launcher signals the group of a rank. The rank acts on that at the end of its step, and needs
+    its processes until then; it ends them itself.
+
+    Args:
+        _number: Of this process among those of its rank.
+    """
+    os.setpgid(0, 0)
+
+
 def train_loader(
     dataset: Dataset, batch: int, rank: int, size: int, seed: int, processes: int
 ) -> tuple[DataLoader, TrainShare]:
@@ -252,6 +265,7 @@ def train_loader(
         num_workers=processes,
         persistent_workers=processes > 0,
         pin_memory=processes > 0,
+        worker_init_fn=apart,
     )
     return loader, share
 
@@ -261,4 +275,11 @@ def evaluation_loader(
 ) -> DataLoader:
     """A loader of each sample on one rank. Shares may differ by one: use no collectives in it."""
     share = range(rank, len(dataset), size)  # type: ignore[arg-type]
-    return DataLoader(dataset, batch, collate_fn=collate, sampler=share, num_workers=processes)
+    return DataLoader(
+        dataset,
+        batch,
+        collate_fn=collate,
+        sampler=share,
+        num_workers=processes,
+        worker_init_fn=apart,
+    )

@@ -6,6 +6,7 @@ import fcntl
 import itertools
 import logging
 import os
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,21 @@ LOCK = '.lock'  # the file in a run folder that its run holds locked
 ATTEMPTS = 100  # at a lock, while other jobs rename the folder
 
 log = logging.getLogger(__name__)
+
+locks: weakref.WeakSet[IO[str]] = weakref.WeakSet()  # the locks of this process
+
+
+def forget() -> None:
+    """Close what a child process has inherited of the locks, which stay those of its parent.
+
+    A process that loads data lives some seconds longer than a rank that was killed. It would keep
+    the folder locked for the next start of the run.
+    """
+    for lock in locks:
+        lock.close()
+
+
+os.register_at_fork(after_in_child=forget)
 
 
 @contextmanager
@@ -72,6 +88,7 @@ def claim(folder: Path) -> IO[str]:
             lock = (folder / LOCK).open('w')
         except FileNotFoundError:  # another job has just renamed the folder
             continue
+        locks.add(lock)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

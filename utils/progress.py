@@ -69,11 +69,11 @@ class LossCurve:
         if len(self._waiting) == STEPS_BETWEEN_LOSSES:
             self._write()
 
-    def mean(self) -> float:
-        """The mean over all steps and ranks."""
+    def mean(self) -> float | None:
+        """The mean over all steps and ranks; None where there was no step. A collective."""
         if self._waiting:
             self._write()
-        return sum(self._all) / max(len(self._all), 1)
+        return sum(self._all) / len(self._all) if self._all else None
 
     def skip(self, steps: int) -> None:
         """Leave out some steps."""
@@ -163,7 +163,8 @@ class EpochMeters:
 
     def measured(self) -> dict[str, float]:
         """The measurements of the epoch, by name in metrics.jsonl. A collective."""
-        return {**self.phases.measured(), 'loss/train': self.losses.mean()}
+        mean = self.losses.mean()
+        return {**self.phases.measured(), **({} if mean is None else {'loss/train': mean})}
 
     def state_dict(self) -> dict[str, Any]:
         """The measurements so far."""

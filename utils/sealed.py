@@ -34,7 +34,7 @@ class Unusable(Exception):
 
 
 def plain(value: Any, tensor: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Any:
-    """``value`` in types that ``torch.load(weights_only=True)`` reads: no NumPy scalars.
+    """``value`` in types that ``torch.load(weights_only=True)`` reads, such as no NumPy scalars.
 
     Args:
         value: Dictionaries, lists, tuples, tensors and plain values.
@@ -46,8 +46,9 @@ def plain(value: Any, tensor: Callable[[Tensor], Tensor] = lambda tensor: tensor
         return value.item()
     if isinstance(value, dict):
         return {key: plain(item, tensor) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(plain(item, tensor) for item in value)
+    if isinstance(value, list | tuple):  # a named tuple too, whose class torch.load refuses
+        kind = list if isinstance(value, list) else tuple
+        return kind(plain(item, tensor) for item in value)
     return value
 
 

@@ -80,8 +80,10 @@ def agree_on_prefix(store: Store, rank: int, size: int, timeout: timedelta) -> s
             store.set(f'dgc/{start}/answer/{rank}', own)
             seen = start
         listing = f'dgc/{start}/answers'
-        if store.check([listing]) and json.loads(store.get(listing))[rank] == own:
-            return f'dgc/{start}'
+        if store.check([listing]):
+            listed = json.loads(store.get(listing))
+            if rank < len(listed) and listed[rank] == own:  # there may have been fewer
+                return f'dgc/{start}'
         time.sleep(0.02)
     raise RuntimeError(f'rank 0 has not listed rank {rank} within {timeout}')
 

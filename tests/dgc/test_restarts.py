@@ -46,6 +46,15 @@ def test_a_start_that_was_cut_short_is_not_joined():
     assert prefix != 'dgc/dead'
 
 
+@pytest.mark.parametrize('sizes', [(2, 4), (4, 2, 3), (1, 3)])
+def test_the_number_of_processes_may_change_with_a_start(sizes):
+    """Rank 0 comes last, so that the others read what it listed for fewer."""
+    store = dist.HashStore()
+    prefixes = [start(store, size) for size in sizes]
+    assert all(len(set(of_ranks)) == 1 for of_ranks in prefixes)
+    assert len({of_ranks[0] for of_ranks in prefixes}) == len(sizes)
+
+
 def test_a_rank_that_is_never_listed_says_so():
     store = dist.HashStore()
     store.set('dgc/start', 'dead')

@@ -159,15 +159,16 @@ def test_by_hand_a_stopped_server_resumes_and_no_update_is_lost(address, tmp_pat
     assert lines(folder / 'metrics.jsonl')
 
 
-def test_a_terminated_worker_frees_its_slot_at_once(address, tmp_path):
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGUSR1])
+def test_a_terminated_worker_frees_its_slot_at_once(address, tmp_path, number):
     log = tmp_path / 'log'
     serve = server('--serve', address, '--configs.server.workers=1', '--runs', tmp_path / 'runs')
     work = train(f'--configs.server.address={address}')
     with started(serve, log), started(work, log) as worker:
         until(lambda: log.is_file() and 'worker 0 begins' in log.read_text())
         until(lambda: lines(run_folder(tmp_path / 'runs') / 'metrics.jsonl'))
-        worker.send_signal(signal.SIGTERM)
-        assert worker.wait(60) == 128 + signal.SIGTERM
+        worker.send_signal(number)
+        assert worker.wait(60) == 143
         until(lambda: 'worker 0 has left' in log.read_text(), 10)
 
 

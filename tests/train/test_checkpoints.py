@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from launching import (
@@ -22,6 +23,9 @@ from launching import (
     only_run,
     start,
 )
+
+from utils import sealed
+from utils.training.saving import Saver
 
 # Draws from every random generator, has statistics that differ between ranks, and does something
 # in a step that a file beside it names.
@@ -135,6 +139,65 @@ def test_a_run_that_failed_goes_on_from_its_last_steps(tmp_path, step):
     check_same(again, straight)
     assert [path.name for path in again.folder.parent.iterdir()] == [again.folder.name]
     assert 'nothing left to train' in job.run('failed', '--resume', 'auto').done.output
+
+
+def test_a_checkpoint_that_cannot_be_written_does_not_hide_what_stopped_training():
+    """Whatever the thread that writes has met."""
+
+    class Failed:
+        def wait(self) -> None:
+            raise RuntimeError('of the writer')
+
+    saver = SimpleNamespace(_writer=Failed(), checkpoints=SimpleNamespace(saved=set))
+    assert not Saver.has_saved(saver)
+
+
+@pytest.mark.parametrize('kills', ['in the next epoch', 'at the end of the run'])
+def test_the_best_epoch_is_known_after_a_kill(tmp_path, kills):
+    """Its file is written, best.txt is not yet, and no later epoch is better."""
+    if kills == 'in the next epoch':
+        job = Job(tmp_path, FAIL)
+        run = job.run('killed', step=8, code=1)
+    else:
+        job = Job(tmp_path, FAIL, '--configs.train.num_epochs=1')
+        run = job.run('killed')
+    folder = run.folder / 'checkpoints'
+    (folder / 'best.txt').unlink(missing_ok=True)
+    for path in folder.glob('e0000.*'):
+        state = sealed.read(path)
+        sealed.write({**state, 'best': 1000.0}, state.pop('manifest'), path)
+    if kills == 'in the next epoch':
+        job.run('killed', '--resume', 'auto', step=1, code=1)
+        assert (folder / 'best.txt').read_text() == '0\n'
+        (folder / 'best.txt').unlink()
+    job.run('killed', '--resume', 'auto')
+    assert (folder / 'best.txt').read_text() == '0\n'
+
+
+def test_an_epoch_of_which_nothing_is_left_has_no_loss(tmp_path):
+    """With larger batches the samples that are left are fewer than a step."""
+    job = Job(tmp_path, TERMINATE)
+    stopped = job.run('stopped', step=5, code=143)
+    larger = '--configs.train.batch_size=256'
+    again = job.run('again', '--resume', str(stopped.folder), larger)
+    assert [('loss/train' in line, 'acc/test_top1' in line) for line in again.metrics] == [
+        (False, True),
+        (True, True),
+    ]
+
+
+@pytest.mark.parametrize('resume', [(), ('--resume', 'auto')])
+def test_a_model_that_fails_on_one_rank_is_refused_on_all(tmp_path, resume):
+    """Before the search for a checkpoint, and before parameters are broadcast."""
+    job = Job(tmp_path, FAIL)
+    fails = 'super().__init__()\n        if STEP.is_file():\n            STEP.unlink()\n'
+    fails += f'            {FAIL}'
+    job.file.write_text(job.file.read_text().replace('super().__init__()', fails))
+    job.file.with_name('step').touch()
+    done = here(*job.words, '--runs', tmp_path / 'runs', *resume)
+    assert done.code == 2, done.output
+    (line,) = done.complaints
+    assert re.fullmatch(r'train.py: rank [01]: RuntimeError: on fire', line)
 
 
 @pytest.mark.parametrize(('name', 'code'), [('SIGUSR1', 143), ('SIGINT', 130)])

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 import dgc
 from dgc.saved_state import merge_states
-from utils.checkpoint import CheckpointError, Checkpoints, Position, Search
+from utils.checkpoint import CheckpointError, Checkpoints, Position
 from utils.files import replacing
 from utils.sealed import plain
+from utils.search import Search
 
 
 def after(epoch: int) -> Position:
@@ -91,7 +92,7 @@ def test_ranks_need_not_see_each_others_disks(tmp_path):
         mine = Checkpoints(tmp_path / str(rank), rank, 2)
         for epoch in range(6):
             mine.save(after(epoch), state(epoch))
-            mine.finish(after(epoch), best=epoch == 1)
+            mine.finish(after(epoch), 1 if epoch else None)
         assert mine.best() == 1
         assert sorted(epochs(mine)) == [1, 3, 4, 5]
 
@@ -106,7 +107,7 @@ def test_the_last_three_and_the_best_are_kept(tmp_path_factory, improved):
         for checkpoints in ranks:
             checkpoints.save(after(epoch), {})
         for checkpoints in ranks:
-            checkpoints.finish(after(epoch), better)
+            checkpoints.finish(after(epoch), best)
     last = len(improved) - 1
     kept = {epoch for epoch in (last - 2, last - 1, last, best) if epoch is not None and epoch >= 0}
     assert epochs(ranks[0]) == dict.fromkeys(kept, 2)
@@ -121,8 +122,28 @@ def test_pruning_touches_nothing_else(tmp_path):
     mine = Checkpoints(tmp_path, 0, 2)
     for epoch in range(5):
         mine.save(after(epoch), {})
-        mine.finish(after(epoch), best=False)
+        mine.finish(after(epoch))
     assert set(others) - {'e0000.r0of2.partial'} <= set(names(tmp_path))
+
+
+def test_the_best_epoch_is_recorded_where_it_can_be_read(tmp_path):
+    """Also later, if a kill came between the file of that epoch and best.txt."""
+    mine = Checkpoints(tmp_path, 0, 2)
+    mine.record_best(3)
+    assert mine.best() is None
+    mine.save(after(3), {})
+    mine.save(after(4), {})
+    mine.finish(Position(4, 5), 3)
+    assert mine.best() == 3
+    (tmp_path / 'best.txt').write_text('torn')
+    Checkpoints(tmp_path, 1, 3).record_best(3)  # another number of ranks
+    assert mine.best() == 3
+    mine.record_best(None)
+    assert mine.best() == 3
+    for epoch in range(4, 9):
+        mine.save(after(epoch), {})
+        mine.finish(after(epoch), 3)
+    assert sorted(epochs(mine)) == [3, 6, 7, 8]
 
 
 # ---------------------------------------------------------------- which epochs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import numpy as np
@@ -57,6 +58,21 @@ def test_the_rest_of_an_epoch_is_augmented_as_in_the_whole_one(kind):
     assert epoch(0, 12, 1) == []
     others = {tuple(batch[0]) for batch in epoch(1, 0, 2)}
     assert not others & {tuple(batch[0]) for batch in whole}
+
+
+class Groups(Augmented):
+    """Samples are the process group in which they are loaded."""
+
+    def __getitem__(self, index: int) -> int:
+        return os.getpgid(0)
+
+
+@pytest.mark.filterwarnings('ignore:.pin_memory')
+def test_signals_to_the_group_of_a_rank_do_not_reach_the_processes_that_load_data():
+    loaders = [train_loader(Groups(), 3, 0, 1, 0, 1)[0], evaluation_loader(Groups(), 3, 0, 1, 1)]
+    for loader in loaders:
+        groups = {int(group) for batch in loader for group in batch}
+        assert len(groups) == 1 and os.getpgid(0) not in groups
 
 
 def dataset(size: int) -> TensorDataset:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import threading
 from pathlib import Path
 
@@ -56,6 +58,27 @@ def test_one_that_cannot_be_written_is_named_with_the_reason(tmp_path, write):
         write(folder)
     assert str(raised.value).startswith(f'{folder} cannot be written (Not a directory): ')
     assert (tmp_path / 'file').read_text() == 'in the way'
+
+
+def test_a_process_that_outlives_its_run_does_not_keep_the_folder(tmp_path):
+    """One that loads data, where its rank was killed."""
+    held = claim(tmp_path / 'a')
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(writer, b'.')
+        signal.pause()
+    try:
+        os.read(reader, 1)
+        with pytest.raises(ConfigError, match='another run is writing'):
+            claim(tmp_path / 'a')
+        held.close()
+        claim(tmp_path / 'a').close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(reader)
+        os.close(writer)
 
 
 # ---------------------------------------------------------------- jobs that start together

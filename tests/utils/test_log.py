@@ -125,7 +125,7 @@ def test_a_best_epoch_that_cannot_be_read_is_skipped_with_a_warning(tmp_path, ca
     (tmp_path / 'best.txt').write_text(text)
     assert checkpoints.best() is None
     assert f'{tmp_path}/best.txt names no epoch' in caplog.text
-    checkpoints.finish(Position(2), best=False)
+    checkpoints.finish(Position(2))
     assert checkpoints.saved() == {(Position(1), 1), (Position(2), 1)}
 
 

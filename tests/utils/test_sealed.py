@@ -10,9 +10,12 @@ import pytest
 import torch
 
 import dgc
+from dgc.engines import LocalEngine
 from utils import sealed
-from utils.checkpoint import CheckpointError, Checkpoints, Position, Saved, Search
+from utils.checkpoint import CheckpointError, Checkpoints, Position, not_finite
+from utils.cli import Refused
 from utils.sealed import Unusable
+from utils.search import Saved, Search
 
 STATE = {
     'model': {'weight': torch.arange(300.0), 'count': torch.tensor(3)},
@@ -211,6 +214,87 @@ def test_a_run_of_another_model_does_not_begin_anew(folder):
         found(folder, anew=True)
 
 
+def test_a_rank_that_cannot_read_its_folder_does_not_leave_the_others_waiting(folder, monkeypatch):
+    def best(self):
+        if self.rank == 1:
+            raise PermissionError(13, 'Permission denied')
+
+    monkeypatch.setattr(Checkpoints, 'best', best)
+
+    def worker(engine: dgc.Engine) -> str:
+        with pytest.raises(Refused) as raised:
+            Search(engine, torch.device('cpu'), folder).last(torch.nn.Linear(1, 1))
+        return str(raised.value)
+
+    text = f'rank 1: {folder} cannot be read (Permission denied): make it readable'
+    assert dgc.simulate(2, worker) == [text] * 2
+
+
+# ---------------------------------------------------------------- what is finite
+
+
+class Masked(torch.nn.Module):
+    def __init__(self, masked: float = float('-inf')) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(3))
+        self.register_buffer('mask', torch.full((2, 2), masked).triu(1))
+
+
+@pytest.mark.parametrize('size', [1, 2])
+def test_what_a_model_is_built_with_need_not_be_finite(tmp_path, size, caplog):
+    """The -inf of a mask is no divergence; that of a weight, or of a finite buffer, is."""
+
+    def last(model: torch.nn.Module, evaluate: bool = False) -> Position | None:
+        found = Search(LocalEngine(), torch.device('cpu'), tmp_path, evaluate).last(model, True)
+        return found and found.position
+
+    model = Masked()
+    for epochs in (1, 2):
+        for rank in range(size):
+            Checkpoints(tmp_path / 'checkpoints', rank, size).save(
+                Position(epochs),
+                {'model': model.state_dict(), 'optimizer': {'ranks': {f'rank {rank}': {}}}},
+            )
+        torch.nn.init.constant_(model.weight, float('inf'))
+    assert last(Masked(), evaluate=True) == Position(1)
+    assert 'not finite (weight): going on from e0000' in caplog.text
+    assert last(Masked(0.0), evaluate=True) is None
+    if size == 1:
+        assert last(Masked()) == Position(1)
+
+
+@pytest.mark.parametrize(
+    'dtype',
+    [
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+        torch.bfloat16,
+        torch.complex64,
+        torch.int8,
+        torch.bool,
+    ],
+)
+def test_any_type_of_tensor_is_saved_and_checked(tmp_path, dtype):
+    ours = {'w': torch.ones(3).to(dtype)}
+    assert not not_finite(ours)
+    if dtype.is_floating_point or dtype.is_complex:
+        assert not_finite({'a': torch.full((2,), float('nan')).to(dtype), **ours}) == {'a'}
+    mine = Checkpoints(tmp_path)
+    mine.save(Position(1), {'model': ours})
+    assert mine.load(Position(1), 1)['model']['w'].dtype == dtype
+
+
+def test_a_named_tuple_is_read_as_a_tuple(tmp_path):
+    """torch.load refuses classes that it does not know."""
+    pair = Position(1, 2)
+    sealed.write({'pair': pair, 'nested': [{'x': (pair,)}]}, {}, tmp_path / 'a.pth')
+    state = sealed.read(tmp_path / 'a.pth')
+    assert (state['pair'], state['nested']) == ((1, 2), [{'x': ((1, 2),)}])
+
+
+# ---------------------------------------------------------------- which are kept
+
+
 def test_of_local_steps_the_agreed_parameters_are_evaluated(tmp_path):
     state = {'model': {'w': 1, 'buffer': 2}, 'optimizer': {'agreed': {'w': 3}}}
     assert Saved(tmp_path, Position(1), 1, state).model() == {'w': 3, 'buffer': 2}
@@ -221,9 +305,27 @@ def test_the_last_two_within_epochs_are_kept(tmp_path):
     for epoch in range(5):
         for position in (Position(epoch, 1), Position(epoch, 2), Position(epoch + 1)):
             mine.save(position, {})
-            mine.finish(position, best=False)
+            mine.finish(position)
     kept = {Position(4, 1), Position(4, 2), *map(Position, (3, 4, 5))}
     assert mine.saved() == {(position, 1) for position in kept}
+
+
+@pytest.mark.parametrize('size', [1, 2, 4])
+def test_files_of_an_earlier_course_of_the_run_do_not_win(tmp_path, size):
+    """Saved by 2 ranks; another size or batch counts fewer steps from the same sample on."""
+    earlier = [Position(4, 50), Position(4, 100), Position(5), Position(5, 7), Position(6)]
+    for position in [Position(4), *earlier]:
+        for rank in range(2):
+            Checkpoints(tmp_path, rank, 2).save(position, {})
+    (tmp_path / 'best.txt').write_text('5')
+    ranks = [Checkpoints(tmp_path, rank, size) for rank in range(size)]
+    for mine in ranks:
+        mine.save(Position(4, 60), {})
+    assert max(ranks[0].saved())[0] == Position(6)
+    for mine in ranks:
+        mine.finish(Position(4, 60))
+    assert max(ranks[0].saved())[0] == Position(4, 60)
+    assert {(Position(4), 2), (Position(4, 50), 2)} <= ranks[0].saved()
 
 
 def test_what_a_killed_process_was_writing_is_removed_by_its_rank(tmp_path):

@@ -17,7 +17,8 @@ from torch import nn
 
 import dgc
 from utils import checkpoint, sealed
-from utils.checkpoint import CheckpointError, Checkpoints, Position, Saved, Search, file_name
+from utils.checkpoint import CheckpointError, Checkpoints, Position, file_name
+from utils.search import Saved, Search
 
 BLOCK = 4096  # bytes
 RANKS = 2

@@ -44,16 +44,17 @@ from utils.build import (
     common,
     threads,
 )
-from utils.checkpoint import Search
 from utils.checks import build_composition, check_asynchronous
 from utils.cli import Refused
 from utils.config import ConfigError
 from utils.data import Until, build_datasets
 from utils.failures import report
 from utils.progress import STEPS_BETWEEN_LOSSES, say
+from utils.search import Search
 from utils.seeding import seed_everything
 from utils.training.experiment import Experiment, with_remedy
 from utils.training.server import ServerProcess
+from utils.training.stopping import exit_code
 
 Datasets = dict[str, Dataset]
 
@@ -217,7 +218,8 @@ def train(
 ) -> None:
     """Train as one worker of the server at ``address`` until all updates have been made."""
     # SystemExit runs the finally below, which frees this worker's slot at once.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda received, _: sys.exit(exit_code(received)))
     key = derive_key(secret) if secret else None
     link = SocketLink(address, key, settings.heartbeat, settings.patience)
     try:

@@ -17,12 +17,13 @@ from dgc import Engine
 from dgc.handshake import gather_text
 from utils.agree import agreed
 from utils.build import Parts
-from utils.checkpoint import Checkpoints, Position, Saved
+from utils.checkpoint import Checkpoints, Position
 from utils.cli import Stopped
 from utils.config import Config
 from utils.log import RunLog
 from utils.progress import EpochHooks, EpochMeters
 from utils.sealed import snapshot
+from utils.search import Saved
 from utils.seeding import random_state, set_random_state
 from utils.training.stopping import SIGNALS, Agreement, StopSignals, exit_code
 
@@ -111,12 +112,15 @@ class Saver(EpochHooks):
         self._epochs, self.first_step = first
         self._meters = meters_of(saved, engine, first)
         self._best = None if saved is None else saved.best
+        self._best_epoch = None if saved is None else saved.best_epoch
         start = draw_start(engine, parts.device)
         self.checkpoints = Checkpoints(folder / 'checkpoints', engine.rank, engine.size, start)
-        self.checkpoints.remove_partial()
+        with agreed(engine, parts.device, Stopped):
+            self.checkpoints.remove_partial()
+            self.checkpoints.record_best(self._best_epoch)
         self._writer = Writer(self.checkpoints)
         self._agreement = Agreement(engine, parts.device)
-        self._unfinished: tuple[Position, bool] | None = None
+        self._unfinished: tuple[Position, int | None] | None = None
         self._last = time.monotonic()
         self._seconds = 0.0
 
@@ -164,13 +168,12 @@ class Saver(EpochHooks):
 
     # ------------------------------------------------------------ the end of an epoch
 
-    def improves(self, metric: float | None) -> bool:
-        """Whether an epoch is the best so far; without a metric, the last one is."""
-        improved = metric is None or self._best is None or metric > self._best
-        self._best = metric if improved else self._best
-        return improved
+    def measured(self, metric: float | None) -> None:
+        """Note whether the epoch that ends is the best so far; without a metric the last is."""
+        if metric is None or self._best is None or metric > self._best:
+            self._best, self._best_epoch = metric, self._epochs
 
-    def end_epoch(self, improved: bool, is_last: bool) -> None:
+    def end_epoch(self, is_last: bool) -> None:
         """Save the state after an epoch; after the last one, wait until it is on all disks.
 
         Raises:
@@ -178,7 +181,7 @@ class Saver(EpochHooks):
         """
         self._epochs, self.first_step = self._epochs + 1, 0
         position = Position(self._epochs)
-        self._save(position, None, improved)
+        self._save(position, None)
         if is_last:
             self.settle()
             return
@@ -188,19 +191,23 @@ class Saver(EpochHooks):
 
     # ------------------------------------------------------------ writing
 
-    def _save(self, position: Position, meters: EpochMeters | None, improved: bool = False) -> None:
+    def _save(self, position: Position, meters: EpochMeters | None) -> None:
         """Copy the state, and begin to write it. A collective.
 
         Args:
             position: Of the state.
             meters: Of the epoch, within one.
-            improved: Whether it is the best epoch.
         """
         start = time.perf_counter()
         self.settle()
         with agreed(self._parts.engine, self._parts.device, Stopped):
             self._log.flush()
-        state = {**self._parts.state_dict(), 'epoch': position.epoch, 'best': self._best}
+        state = {
+            **self._parts.state_dict(),
+            'epoch': position.epoch,
+            'best': self._best,
+            'best_epoch': self._best_epoch,
+        }
         if meters is not None:
             # Random numbers last: simulated ranks share the generators, and the other ranks may
             # draw while this one waits for them.
@@ -208,7 +215,7 @@ class Saver(EpochHooks):
             state['samples'] = meters.step * self._parts.samples_per_step
             state['meters'] = {**meters.state_dict(), 'random': random}
         self._writer.start(position, snapshot(state))
-        self._unfinished = position, improved
+        self._unfinished = position, self._best_epoch
         self._last = time.monotonic()
         self._seconds += time.perf_counter() - start
 
@@ -219,7 +226,7 @@ class Saver(EpochHooks):
 
     def has_saved(self) -> bool:
         """Whether this rank has a checkpoint of the run, now that its last one is written."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):  # what stopped training is said in its place
             self._writer.wait()
         return bool(self.checkpoints.saved())
 

@@ -34,6 +34,7 @@ from utils.log import environment
 from utils.seeding import seed_everything
 from utils.training.experiment import Experiment
 from utils.training.server_log import ServerLog, closing_table
+from utils.training.stopping import SIGNALS
 
 STATE = 'server.pth'  # in the folder of checkpoints: what a restarted server continues from
 MAX_PENDING_EVALUATIONS = 2  # each holds a copy of the model
@@ -100,7 +101,7 @@ class ServerProcess:
 
     def run(self) -> None:
         """Serve until all updates have been made and all workers have left, or until a signal."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in SIGNALS:
             signal.signal(number, self._stop)
         self._open_folder()
         with self._service as service:
@@ -187,7 +188,7 @@ class ServerProcess:
             best = None if name is None else max([numbers[name], *before])
             position = Position(epoch + 1)
             self._checkpoints.save(position, {'model': model, 'epoch': epoch, 'best': best})
-            self._checkpoints.finish(position, improved)
+            self._checkpoints.finish(position, epoch if improved else None)
 
         self._pending.append(self._evaluator.submit(finish))
 

@@ -14,12 +14,13 @@ from dgc.handshake import check_agreement, gather_text, shake_hands
 from dgc.parameter_server import WorkerOptimizer
 from utils.agree import agreed
 from utils.build import Parts, aspects, build, threads
-from utils.checkpoint import CheckpointError, Position, Saved, Search
+from utils.checkpoint import CheckpointError, Checkpoints, Position
 from utils.checks import check_synchronous
 from utils.cli import Stopped
 from utils.data import build_datasets
 from utils.log import RunLog, start_log
 from utils.progress import closing_table, say
+from utils.search import Saved, Search
 from utils.training.experiment import Experiment, with_remedy
 from utils.training.saving import Preempted, Saver, meters_of
 from utils.training.stopping import StopSignals
@@ -81,6 +82,10 @@ def run_rank(engine: Engine, experiment: Experiment, signals: StopSignals) -> in
         return 0
     if first.epochs >= configs.train.num_epochs:
         epochs = f'{first.epochs} epoch{"s" if first.epochs > 1 else ""}'
+        if saved is not None and experiment.continues(folder):  # killed at the end of the run
+            with agreed(engine, device, Stopped):
+                own = Checkpoints(folder / 'checkpoints', engine.rank, engine.size)
+                own.record_best(saved.best_epoch)
         say(engine, f'{source} has {epochs} already: there is nothing left to train')
         return 0
 
@@ -160,8 +165,8 @@ def train_epochs(
         with optimizer.agreed_parameters():
             numbers.update(experiment.evaluate(parts, configs))
             check_agreement(engine, parts.model.parameters())
-        improved = saver.improves(numbers.get(configs.train.metric))
+        saver.measured(numbers.get(configs.train.metric))
         numbers['seconds/save'] = saver.seconds()
         with agreed(engine, device, Stopped):  # a disk may be full on one machine
             log.epoch(epoch, numbers)
-        saver.end_epoch(improved, is_last=epoch == last)
+        saver.end_epoch(is_last=epoch == last)
