@@ -370,7 +370,8 @@ class DistributedOptimizer(Wrapper):
             return
         parameters = [p for p in self._parameters if p.requires_grad]
         gradients = [p.grad for p in parameters if p.grad is not None]
-        if len(gradients) < len(parameters) or self.state or any(map(torch.any, gradients)):
+        stored = [each._values() if each.is_sparse else each for each in gradients]
+        if len(gradients) < len(parameters) or self.state or any(map(torch.any, stored)):
             return
         if not any(float(group.get('lr', 1)) for group in self.param_groups):
             raise RuntimeError(

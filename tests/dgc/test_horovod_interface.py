@@ -527,6 +527,17 @@ def test_gradients_of_no_sync_alone_are_a_step_also_at_a_rate_of_0():
     assert optimizer.steps == 1
 
 
+def test_sparse_gradients_of_no_sync_alone_are_a_step_too():
+    model = torch.nn.Embedding(5, 2, sparse=True)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = dgc.DistributedOptimizer(inner, model.named_parameters(), dgc.dense())
+    before = model.weight.detach().clone()
+    with optimizer.no_sync():
+        model(torch.tensor([1, 3])).sum().backward()
+    optimizer.step()
+    assert (model.weight - before).sum().item() == pytest.approx(-0.4)
+
+
 def test_a_learning_rate_scheduler_and_isinstance_take_it_for_an_optimizer():
     named = parameters()
     optimizer = wrap(named, dgc.dense())
