@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 import dgc
-from utils import checkpoint, sealed
+from utils import sealed
+from utils import search as searching
 from utils.checkpoint import CheckpointError, Checkpoints, Position, file_name
 from utils.search import Saved, Search
 
@@ -126,7 +127,7 @@ def recorded() -> Iterator[list[str]]:
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger, before = checkpoint.log, checkpoint.log.propagate
+    logger, before = searching.log, searching.log.propagate
     logger.addHandler(handler)
     logger.propagate = False
     try:
