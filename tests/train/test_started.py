@@ -21,7 +21,10 @@ MARKS = {
 }
 KEYS = {
     *('epoch', 'samples', 'lr', 'ratio', 'loss/train', 'acc/test_top1', 'acc/test_top5'),
-    *(f'seconds/{phase}' for phase in ('train', 'compute', 'compress', 'communicate', 'wait')),
+    *(
+        f'seconds/{phase}'
+        for phase in ('train', 'compute', 'compress', 'communicate', 'wait', 'save')
+    ),
     *(f'bytes/{what}' for what in ('sent', 'received', 'dense')),
 }
 
