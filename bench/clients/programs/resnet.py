@@ -12,6 +12,7 @@ from torchvision.models import resnet18
 
 import dgc  # +
 from dgc.hooks import CompressionState, compression_hook  # +
+from dgc.memory import Residual  # +
 
 CLASSES, SIDE, BATCH = 10, 16, 16
 
@@ -32,10 +33,9 @@ def main() -> None:
     model = DistributedDataParallel(resnet18(num_classes=CLASSES, zero_init_residual=True))
     criterion = nn.CrossEntropyLoss()
     settings = {'lr': 0.002, 'momentum': 0.9, 'weight_decay': 1e-4}
-    optimizer = torch.optim.SGD(model.parameters(), **settings)  # -
-    optimizer = dgc.DGCSGD(model.parameters(), **settings)  # +
-    composition = dgc.deep_gradient_compression(DENSITY, warmup_steps=WARMUP)  # +
-    model.register_comm_hook(CompressionState(composition, optimizer), compression_hook)  # +
+    optimizer = torch.optim.SGD(model.parameters(), **settings)
+    parts = dgc.deep_gradient_compression(DENSITY, warmup_steps=WARMUP, memory=Residual())  # +
+    model.register_comm_hook(CompressionState(parts, optimizer), compression_hook)  # +
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
 
     data = images(25 * BATCH * dist.get_world_size())  # 25 steps per epoch
