@@ -133,13 +133,14 @@ class DistributedOptimizer(Wrapper):
         check_batches(batches_per_step)
         check(optimizer, named, composition, steps_per_epoch)
         self.scaler = scaler
-        self.scaling = scaling_of(scaler, [(name, p) for name, p, _ in trained(optimizer, named)])
+        parameters = [(name, parameter) for name, parameter, _ in trained(optimizer, named)]
+        self.scaling = scaling_of(scaler, parameters)
         if self.scaling is not None:
             remedy = 'leave scaler out, and compute in bfloat16 by torch.autocast'
             refuse_closures(optimizer, 'which a GradScaler does not do', remedy)
             composition = replace(composition, nonfinite='skip')
         check_evaluations(optimizer, composition)
-        check_free((name, parameter) for name, parameter, _ in trained(optimizer, named))
+        check_free(parameters)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.optimizer = optimizer
         self._use(self.optimizer)

@@ -117,16 +117,15 @@ class Step(Method):
 
     def __call__(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Unscale, and step unless a gradient is not finite."""
-        if not is_given(self._scaler, optimizer):
-            if getattr(optimizer, 'averages', False) and self._scaler.is_enabled():
-                raise RuntimeError(
-                    'scaler.step(optimizer) of a GradScaler that was given to others than this '
-                    f'{type(optimizer).__name__}: an overflow on one rank would change its scale '
-                    'there alone: use another GradScaler here, or for a DistributedOptimizer write '
-                    'dgc.DistributedOptimizer(…, scaler=scaler)'
-                )
-            return self._original(optimizer, *args, **kwargs)
-        if optimizer.scaling is None:
+        given = is_given(self._scaler, optimizer)
+        if not given and getattr(optimizer, 'averages', False) and self._scaler.is_enabled():
+            raise RuntimeError(
+                'scaler.step(optimizer) of a GradScaler that was given to others than this '
+                f'{type(optimizer).__name__}: an overflow on one rank would change its scale '
+                'there alone: use another GradScaler here, or for a DistributedOptimizer write '
+                'dgc.DistributedOptimizer(…, scaler=scaler)'
+            )
+        if not given or optimizer.scaling is None:
             return self._original(optimizer, *args, **kwargs)
         optimizer.scaling.is_stepping = True
         try:
