@@ -17,7 +17,8 @@ from dgc import Engine
 from dgc.reducer import Progress
 from utils.build import Parts
 from utils.config import Config
-from utils.log import Log, metrics_lines
+from utils.lines import metrics_lines
+from utils.log import Log
 
 STEPS_BETWEEN_LOSSES = 50
 
@@ -127,6 +128,7 @@ class PhaseTimer:
         since = self.state_dict()
         seconds = since.pop('seconds')
         return {
+            'steps': since['steps'],
             'seconds/train': seconds,
             'seconds/compute': seconds - since['wait'],
             'seconds/compress': since['compress'],

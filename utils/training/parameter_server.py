@@ -49,6 +49,7 @@ from utils.cli import Refused
 from utils.config import ConfigError
 from utils.data import Until, build_datasets
 from utils.failures import report
+from utils.log import EMPTY
 from utils.progress import STEPS_BETWEEN_LOSSES, say
 from utils.search import Search
 from utils.seeding import seed_everything
@@ -290,7 +291,9 @@ class WorkerLog:
         if len(self._losses) == STEPS_BETWEEN_LOSSES:
             self._report()
 
-    def epoch(self, epoch: int, numbers: Mapping[str, float]) -> None:
+    def epoch(
+        self, epoch: int, numbers: Mapping[str, float], ranks: Mapping[str, list[float]] = EMPTY
+    ) -> None:
         """Send the remaining losses. The other numbers are of one worker, and are dropped."""
         if self._losses:
             self._report()

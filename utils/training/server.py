@@ -26,9 +26,11 @@ from utils.build import (
     check_meters,
     check_metric,
     common,
+    lengths,
 )
 from utils.checkpoint import CheckpointError, Checkpoints, Position, load_whole
 from utils.checks import build_composition
+from utils.facts import write_facts
 from utils.folder import check_writable, prepare_folder
 from utils.log import environment
 from utils.seeding import seed_everything
@@ -76,6 +78,13 @@ class ServerProcess:
         self._model = configs.model.build()
         loader, _ = build_train_loader(configs, datasets, 0, workers, torch.device('cpu'))
         updates_per_epoch = len(loader) * workers
+        self._facts = {
+            'workers': workers,
+            'engine': 'parameter server',
+            'samples': lengths(datasets),
+            'updates_per_epoch': updates_per_epoch,
+            'samples_per_update': loader.batch_size,
+        }
         self._log = ServerLog(updates_per_epoch, self._end_epoch)
         self._server = Server(
             build_optimizer(configs, self._model, workers=1),
@@ -134,6 +143,7 @@ class ServerProcess:
         configs = self._experiment.configs
         self._claim = prepare_folder(self._folder, configs, about, moves_aside=not continues)
         numel = sum(self._server.model.numels)
+        write_facts(self._folder, configs, {**self._facts, 'parameters': numel})
         version = self._server.version if continues else None
         self._log.open(self._folder, numel, version, self._seconds)
         check_writable(self._checkpoints.folder, 0)

@@ -20,6 +20,7 @@ from utils.cli import Stopped
 from utils.data import build_datasets
 from utils.log import RunLog, start_log
 from utils.progress import closing_table, say
+from utils.ranks import of_each_rank, residual_norm
 from utils.search import Saved, Search
 from utils.training.experiment import Experiment, with_remedy
 from utils.training.saving import Preempted, Saver, meters_of
@@ -162,11 +163,13 @@ def train_epochs(
         except NonFiniteGradientError as error:
             raise with_remedy(error, saver.has_saved()) from error
         saver.settle()
+        numbers.update(residual_norm(parts))
+        ranks = of_each_rank(parts, numbers)
         with optimizer.agreed_parameters():
             numbers.update(experiment.evaluate(parts, configs))
             check_agreement(engine, parts.model.parameters())
         saver.measured(numbers.get(configs.train.metric))
         numbers['seconds/save'] = saver.seconds()
         with agreed(engine, device, Stopped):  # a disk may be full on one machine
-            log.epoch(epoch, numbers)
+            log.epoch(epoch, numbers, ranks)
         saver.end_epoch(is_last=epoch == last)
