@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.report.find import find
-from tools.report.read import Run, read_run, shorten
+from tools.report.read import Run, is_number, mapping, read_run, shorten
 from tools.report.state import locked_inodes
 from tools.report.summary import is_dense, labels, summary, task_of
 
@@ -54,7 +54,7 @@ def row(run: Run, short: str) -> dict[str, Any]:
     shorten(run)
     fields = asdict(run)
     keeps = ('name', 'folder', 'settings', 'environment', 'updates', 'ranks', 'columns', 'notes')
-    facts = {name: run.facts.get(name) for name in ('command', 'started', 'samples', 'parameters')}
+    facts = {'samples': numbers_of(run.facts.get('samples'))}
     kept = {name: fields[name] for name in keeps}
     whole: dict[str, Any] = rounded(
         {
@@ -76,8 +76,12 @@ def row(run: Run, short: str) -> dict[str, Any]:
 
 def bytes_predicted(run: Run) -> dict[str, Any]:
     """What run.json predicts of the bytes of a step; empty where it says nothing."""
-    predicted = run.facts.get('predicted')
-    return {k: v for k, v in predicted.items() if k != 'seconds_per_step'} if predicted else {}
+    return numbers_of(run.facts.get('predicted'))
+
+
+def numbers_of(value: object) -> dict[str, Any]:
+    """The numbers of an object of JSON; empty where it is none."""
+    return {name: each for name, each in mapping(value).items() if is_number(each)}
 
 
 def rounded(value: Any) -> Any:

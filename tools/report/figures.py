@@ -113,7 +113,9 @@ def phases(runs: Sequence[Run], task: str) -> Figure:
         widths = [1e3 * average(run['columns'].get(f'step/{phase}', [])) for run in timed]
         hatch = '///' if phase == 'wait' else None
         rows = range(len(timed))
-        axes.barh(rows, widths, left=left, color=colour, label=phase, hatch=hatch, edgecolor='white')
+        axes.barh(
+            rows, widths, left=left, color=colour, label=phase, hatch=hatch, edgecolor='white'
+        )
         left = [a + b for a, b in zip(left, widths, strict=True)]
     axes.set_yticks(range(len(timed)), [run['label'] for run in timed])
     axes.invert_yaxis()

@@ -158,6 +158,8 @@ def text_pairs(path: Path, separator: str, note: Callable[[str], None]) -> dict[
                 name, found[first] = first, value
             elif name:
                 found[name] += f'\n{line}'
+        if not found and path.is_file() and path.stat().st_size:
+            note(f'{path}: has no line of the form NAME{separator}VALUE, and is left out')
         return found
 
     return guarded(read, note) or {}

@@ -61,11 +61,12 @@ def summary(run: Run) -> dict[str, Any]:
     """The numbers of a run that tables show; None for what is not known.
 
     best and last are of ``metric_of``. wait: fraction of the training time in which the loop waits
-    for gradients. Bytes are those that one worker sends.
+    for gradients; not of simulated runs, in which one process runs all workers in turn. Bytes are those that one worker sends.
     """
     columns, name = run.columns, metric_of(run)
     values = [value for value in columns.get(name or '', []) if value is not None]
     train, wait = total(columns.get('seconds/train')), total(columns.get('seconds/wait'))
+    is_timed = not run.is_server and not run.is_simulated
     sent, dense = last(columns.get('total/bytes')), total(columns.get('bytes/dense'))
     if dense and run.is_server:
         dense /= 2 * (run.workers or 1)  # it counts both directions, of all workers
@@ -82,8 +83,8 @@ def summary(run: Run) -> dict[str, Any]:
         'dense_bytes': dense,
         'fewer': dense / sent if dense and sent else None,
         'density': last(columns.get('ratio')),
-        'wait': wait / train if train and wait is not None and not run.is_server else None,
-        'ms_per_step': milliseconds(columns),
+        'wait': wait / train if train and wait is not None and is_timed else None,
+        'ms_per_step': milliseconds(columns) if is_timed else None,
         'staleness': mean(columns.get('staleness/mean')),
     }
 

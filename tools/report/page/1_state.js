@@ -8,15 +8,16 @@ const DASHES = [[], [], [7, 4], [2, 3], [10, 3, 2, 3], [5, 2], [1, 4], [12, 5]];
 
 const state = {
   task: '', metric: '', reference: '', x: 'epoch', budget: null, filter: '', only: '',
-  sort: 'best', down: true, picked: null, a: '', b: '', equal: false, theme: '', phase: '',
+  sort: 'best', down: true, picked: null, a: '', b: '', equal: false, zoom: false, theme: '', phase: '',
 };
 const slots = new Map(); // run → number of its colour
+let isOwnChoice = false; // whether a person has chosen the runs in colour, or the page
 
 function readAddress() {
   const kept = new URLSearchParams(location.hash.slice(1));
   for (const [name, value] of kept) {
-    if (name === 'picked') state.picked = new Set(value.split('\n').filter(Boolean));
-    else if (name === 'down' || name === 'equal') state[name] = value === 'true';
+    if (name === 'picked') { state.picked = new Set(value.split('\n').filter(Boolean)); isOwnChoice = true; }
+    else if (['down', 'equal', 'zoom'].includes(name)) state[name] = value === 'true';
     else if (name === 'budget') state.budget = Number(value) || null;
     else if (name in state) state[name] = value;
   }
@@ -25,7 +26,7 @@ function readAddress() {
 function writeAddress() {
   const kept = new URLSearchParams();
   for (const [name, value] of Object.entries(state)) {
-    if (name === 'picked' ? value : value !== '' && value !== null && value !== false) {
+    if (name === 'picked' ? isOwnChoice : value !== '' && value !== null && value !== false) {
       kept.set(name, name === 'picked' ? [...value].join('\n') : value);
     }
   }
@@ -67,6 +68,22 @@ function byQuality(runs, value = bestOf) {
     .sort(([, a], [, b]) => (better(a, b) ? -1 : better(b, a) ? 1 : 0));
 }
 
+// The settings of a run but for its seed, as text.
+function signature(run) {
+  return Object.entries(run.settings).filter(([name]) => name !== 'configs.seed').join('\n') || run.name;
+}
+
+// The runs: the reference, then those in progress, then the best of each kind of settings.
+function varied(runs) {
+  const ranked = [reference(), ...runs.filter((run) => run.state === 'running'), ...byQuality(runs).map(([run]) => run), ...runs];
+  const seen = new Set(), first = [], rest = [];
+  for (const run of new Set(ranked.filter(Boolean))) {
+    (seen.has(signature(run)) && run.state !== 'running' ? rest : first).push(run);
+    seen.add(signature(run));
+  }
+  return [...first, ...rest];
+}
+
 // ------------------------------------------------------------ choices that were not made yet
 
 function settle() {
@@ -80,15 +97,15 @@ function settle() {
     const ranked = byQuality(dense.filter((run) => run.state === 'finished'));
     state.reference = (ranked[0]?.[0] || dense[0])?.folder || '';
   }
-  if (state.picked === null || !runs.some((run) => state.picked.has(run.folder))) {
-    const wanted = [reference(), ...runs.filter((run) => run.state === 'running'), ...byQuality(runs).map(([run]) => run), ...runs];
-    state.picked = new Set([...new Set(wanted.filter(Boolean))].slice(0, 6).map((run) => run.folder));
+  if (!isOwnChoice || !runs.some((run) => state.picked.has(run.folder))) {
+    isOwnChoice = false;
+    state.picked = new Set(varied(runs).slice(0, 6).map((run) => run.folder));
   }
   const ranked = byQuality(runs).map(([run]) => run);
-  const others = ranked.filter((run) => run.folder !== state.reference);
   if (!runs.some((run) => run.folder === state.a)) state.a = state.reference || ranked[0]?.folder || runs[0]?.folder || '';
   if (!runs.some((run) => run.folder === state.b)) {
-    state.b = (others.find((run) => run.folder !== state.a) || runs.find((run) => run.folder !== state.a))?.folder || '';
+    const others = [...ranked, ...runs].filter((run) => run.folder !== state.a);
+    state.b = (others.find((run) => signature(run) !== signature(find(state.a))) || others[0])?.folder || '';
   }
   colour();
 }

@@ -100,8 +100,8 @@ function answerCost() {
   const error = judged.find((each) => each.error !== null)?.error ?? null;
   const head = !costly.length ? 'No' : costly.length === judged.length ? 'Yes' : `In ${costly.length} of ${judged.length} runs`;
   const sign = isLower(state.metric) ? -1 : 1;
-  const ranked = [...found].sort((p, q) => sign * (q.delta - p.delta));
-  const most = Math.max(...found.map(({ delta }) => Math.abs(delta)), error || 0) || 1;
+  const ranked = [...judged].sort((p, q) => sign * (q.delta - p.delta));
+  const most = Math.max(...judged.map(({ delta }) => Math.abs(delta)), error || 0) || 1;
   const which = complete.length ? 'finished compressed run' : 'compressed run so far';
   const all = `${judged.length} ${which}${judged.length === 1 ? '' : 's'}`.replace('run so fars', 'runs so far');
   const verdict = costly.length ? `${all} against ${dense.label}.` : `${all}: none is below ${dense.label}${error === null ? '' : ' by more than the sampling error'}.`;
@@ -117,9 +117,8 @@ function answerCost() {
 }
 
 function answerWait() {
-  const runs = ofTask().filter((run) => run.summary.wait !== null && run.summary.workers > 1);
-  const real = runs.filter((run) => !run.is_simulated);
-  const left = runs.length - real.length;
+  const real = ofTask().filter((run) => run.summary.wait !== null && run.summary.workers > 1);
+  const left = ofTask().filter((run) => run.is_simulated).length;
   const note = left ? el('p', { class: 'lead' }, `${left} simulated run${left > 1 ? 's' : ''} left out: one process runs all workers in turn.`) : null;
   if (!real.length) {
     show($('wait-answer'), el('p', { class: 'big' }, 'Not known'), el('p', {}, 'No run here has measured how long several workers wait.'), note);
@@ -154,8 +153,8 @@ function answerDiffer() {
   const found = settingDifferences(a, b);
   show($('differ-answer'), el('p', { class: 'big' }, found.length, ' ', el('small', {}, found.length === 1 ? 'setting' : 'settings')),
     el('p', {}, el('strong', {}, a.label), ' and ', el('strong', {}, b.label)),
-    el('ul', { class: 'list' }, found.slice(0, 4).map(([name, x, y]) => el('li', {}, el('span', { class: 'name', title: name }, shortName(name)),
-      el('span', { class: 'num' }, `${shortValue(x)} → ${shortValue(y)}`)))),
+    el('ul', { class: 'list pairs' }, found.slice(0, 4).map(([name, x, y]) => el('li', {}, el('span', { class: 'name', title: name }, shortName(name)),
+      el('span', {}, `${shortValue(x)} → ${shortValue(y)}`)))),
     el('p', {}, el('a', { href: '#compare', click: jump('compare') }, found.length > 4 ? `All ${found.length}, side by side` : 'Side by side, or choose two others')));
 }
 
@@ -166,5 +165,5 @@ const shortName = (name) => name.replace(/^configs\.(train\.)?/, '');
 function shortValue(value) {
   if (value === undefined) return 'none';
   const text = /^[\w.]+\.[A-Za-z_]\w*$/.test(value) ? value.split('.').pop() : value;
-  return text.length > 22 ? `${text.slice(0, 21)}…` : text;
+  return text.length > 34 ? `${text.slice(0, 33)}…` : text;
 }

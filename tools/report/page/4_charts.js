@@ -2,7 +2,7 @@
 
 const charts = new Map(); // id of the container → {plot, spec}
 const AXES = {
-  epoch: { name: 'Epochs', unit: 'epochs', column: 'epoch', shift: 1, format: (x) => significant(x) },
+  epoch: { name: 'Epochs', unit: 'epochs', column: 'epoch', shift: 1, whole: true, format: (x) => significant(x) },
   samples: { name: 'Samples', unit: 'training samples of all workers', column: 'samples', format: (x) => significant(x, 4) },
   seconds: { name: 'Seconds', unit: 'seconds of training and saving, without evaluation', column: 'total/seconds', format: seconds },
   bytes: { name: 'Bytes', unit: 'bytes that one worker has sent (logarithmic)', column: 'total/bytes', log: true, format: bytes },
@@ -25,7 +25,7 @@ function points(run, axis, column, logY) {
 function runChart(id, spec) {
   const picked = pickedRuns();
   const pale = spec.background === false ? [] : ofTask().filter((run) => !state.picked.has(run.folder)).slice(0, 200);
-  const curves = [...pale, ...picked].map((run) => ({ run, points: points(run, spec.axis, spec.column, spec.logY) }))
+  const curves = [...pale, ...picked].filter(spec.keep || (() => true)).map((run) => ({ run, points: points(run, spec.axis, spec.column, spec.logY) }))
     .filter((curve) => curve.points[0].length)
     .map((curve) => ({ ...curve, name: curve.run.label, colour: colourOf(curve.run), dash: dashOf(curve.run), isPale: !state.picked.has(curve.run.folder), dots: curve.points[0].length < 3 }));
   drawChart(id, { ...spec, curves });
@@ -59,21 +59,26 @@ function drawChart(id, spec) {
 }
 
 const FONT = '12px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
+const WHOLE = [1, 2, 5].flatMap((digit) => [0, 1, 2, 3, 4, 5].map((power) => digit * 10 ** power)).sort((a, b) => a - b);
 const widthOf = (box) => Math.max(box.clientWidth, 200);
 
 function plotOptions(spec, box, tip, target) {
-  const axis = (more) => ({ stroke: css('--muted'), font: FONT, grid: { stroke: css('--line'), width: 1 }, ticks: { stroke: css('--line'), width: 1 }, ...more });
+  const decades = (u, splits) => splits.map((value) => (Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-9 ? value : null));
+  const axis = (isLog, more) => {
+    const lines = { stroke: css('--line'), width: 1, ...(isLog ? { filter: decades } : {}) };
+    return { stroke: css('--muted'), font: FONT, grid: lines, ticks: lines, ...more };
+  };
   const format = (text) => (u, splits) => splits.map((value) => (value === null ? '' : text(value)));
   return {
     width: widthOf(box), height: spec.height || 240, legend: { show: false }, padding: [8, 14, 0, 0],
     cursor: { y: false, drag: { x: false, y: false }, points: { show: (u, i) => !spec.curves[i - 1].isPale && undefined } },
     scales: {
-      x: { time: false, distr: spec.axis.log ? 3 : 1, ...(spec.axis.log ? {} : { range: (u, low, high) => [low, high === low ? low + 1 : high] }) },
+      x: { time: false, distr: spec.axis.log ? 3 : 1, range: (u, low, high) => (spec.axis.log ? [low / 1.2, high * 1.2] : [low, high === low ? low + 1 : high]) },
       y: { distr: spec.logY ? 3 : 1, ...(spec.range ? { range: spec.range } : {}) },
     },
     axes: [
-      axis({ values: format(spec.axis.format), space: 64, size: 34 }),
-      axis({ values: format(spec.format), size: (u, values) => 16 + 7 * Math.max(...(values || ['']).map((v) => (v || '').length), 3) }),
+      axis(spec.axis.log, { values: format(spec.axis.format), ...(spec.axis.whole ? { incrs: WHOLE } : {}), space: 64, size: 34 }),
+      axis(spec.logY, { values: format(spec.tick || spec.format), size: (u, values) => 16 + 7 * Math.max(...(values || ['']).map((v) => (v || '').length), 3) }),
     ],
     series: [{}, ...spec.curves.map((curve) => ({
       label: curve.name, stroke: curve.colour, width: curve.isPale ? 1 : 2, dash: curve.isPale ? [] : curve.dash,
@@ -161,11 +166,29 @@ new ResizeObserver(() => {
 
 // ------------------------------------------------------------ the charts of the page
 
+// From the lowest value, or that of the second half of training, to the highest; at most 100 %.
+function qualityRange(u, low, high) {
+  if (low === null || high === null) return [0, 1];
+  if (state.zoom) {
+    const later = pickedRuns().flatMap((run) => {
+      const values = (run.columns[state.metric] || []).filter((value) => value !== null);
+      return values.slice(Math.floor(values.length / 2));
+    });
+    if (later.length) [low, high] = [Math.min(...later), Math.max(...later)];
+  }
+  const room = (high - low || Math.abs(high) || 1) * 0.05;
+  if (!isPercent(state.metric)) return isLower(state.metric) ? [low / 1.1, high * 1.1] : [low - room, high + room];
+  return [Math.max(0, low - room), Math.min(100, high + room)];
+}
+
 function drawQuality() {
   const axis = AXES[state.x] || AXES.epoch;
+  const left = state.x === 'seconds' && ofTask().some((run) => run.is_simulated);
   const compared = ofTask().filter(comparable);
   runChart('quality-chart', {
-    label: metricName(state.metric), axis, column: state.metric, format: (y) => quality(y), height: 340,
+    label: metricName(state.metric) + (left ? ', without simulated runs, whose seconds mean little' : ''), axis, column: state.metric,
+    format: (y) => quality(y), tick: isPercent(state.metric) ? (y) => `${significant(y)} %` : undefined, height: 340, range: qualityRange,
+    logY: !isPercent(state.metric) && isLower(state.metric), keep: (run) => !left || !run.is_simulated,
     line: state.x === 'bytes' && compared.length ? currentBudget(compared) : null,
     none: 'No run of this task has measured it yet.',
   });

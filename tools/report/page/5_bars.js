@@ -65,24 +65,27 @@ function drawRanks() {
 function drawServers() {
   const all = ofTask().filter((run) => run.updates);
   const picked = all.filter((run) => state.picked.has(run.folder));
-  const runs = (picked.length ? picked : all).slice(0, 6);
+  const runs = (picked.length ? picked : all).slice(0, 4);
   $('server').hidden = !runs.length;
   show($('server-body'), runs.map((run) => {
     const { staleness, workers } = run.updates;
     const updates = staleness.reduce((sum, n) => sum + n, 0);
     const mean = staleness.reduce((sum, n, i) => sum + n * i, 0) / updates;
     const most = Math.max(...staleness), top = Math.max(...workers.map((worker) => worker.updates));
-    const bar = (size, title, kind) => el('i', { title, style: { height: `${size}%`, background: css(kind) } });
+    const bar = (size, title, kind) => el('span', { title }, el('i', { style: { height: `${Math.max(size, 0.8)}%`, background: css(kind) } }));
+    const bars = (items, label) => el('div', { class: `columns tall${items.length > 24 ? ' many' : ''}`, role: 'img', 'aria-label': label }, items);
+    const captions = (texts) => (texts.length > 24 ? el('div', { class: 'foot' }, el('span', {}, texts[0]), el('span', {}, texts[texts.length - 1]))
+      : el('div', { class: 'captions', 'aria-hidden': 'true' }, texts.map((text) => el('span', {}, text))));
     return el('article', { class: 'panel' }, el('h3', {}, swatch(run), named(run)),
       el('p', { class: 'lead' }, `${updates.toLocaleString('en')} updates of ${workers.length} worker${workers.length === 1 ? '' : 's'} in ${seconds(run.updates.seconds)}; mean staleness ${significant(mean)}, at most ${staleness.length - 1}.`),
       el('div', { class: 'pair' },
         el('div', {}, el('h4', {}, 'Staleness: updates of others since a worker’s model'),
-          el('div', { class: 'columns tall', role: 'img', 'aria-label': `updates by staleness: ${staleness.slice(0, 20).map((n, i) => `${i}: ${n}`).join(', ')}` },
-            staleness.slice(0, 128).map((n, i) => bar((100 * n) / most, `staleness ${i}: ${n} updates`, '--communicate'))),
-          el('div', { class: 'foot' }, el('span', {}, '0'), el('span', {}, Math.min(staleness.length, 128) - 1))),
+          bars(staleness.slice(0, 128).map((n, i) => bar((100 * n) / most, `staleness ${i}: ${n} updates`, '--communicate')),
+            `updates by staleness: ${staleness.slice(0, 20).map((n, i) => `${i}: ${n}`).join(', ')}`),
+          captions(staleness.slice(0, 128).map((n, i) => i))),
         el('div', {}, el('h4', {}, 'Updates of each worker'),
-          el('div', { class: 'columns tall', role: 'img', 'aria-label': workers.slice(0, 20).map((worker) => `worker ${worker.worker}: ${worker.updates} updates`).join(', ') },
-            workers.slice(0, 256).map((worker) => bar((100 * worker.updates) / top, `worker ${worker.worker}: ${worker.updates} updates, mean staleness ${significant(worker.staleness)}, ${bytes(worker.received)} received from it, ${bytes(worker.sent)} sent to it`, '--compute'))),
-          el('div', { class: 'foot' }, el('span', {}, `worker ${workers[0].worker}`), el('span', {}, `${Math.min(...workers.map((worker) => worker.updates)).toLocaleString('en')} to ${top.toLocaleString('en')} updates`), el('span', {}, `worker ${workers[workers.length - 1].worker}`)))));
+          bars(workers.slice(0, 256).map((worker) => bar((100 * worker.updates) / top, `worker ${worker.worker}: ${worker.updates} updates, mean staleness ${significant(worker.staleness)}, ${bytes(worker.received)} received from it, ${bytes(worker.sent)} sent to it`, '--compute')),
+          workers.slice(0, 20).map((worker) => `worker ${worker.worker}: ${worker.updates} updates`).join(', ')),
+          captions(workers.map((worker) => (workers.length > 8 ? worker.worker : `${worker.worker}: ${worker.updates.toLocaleString('en')}`))))));
   }));
 }

@@ -19,8 +19,9 @@ function matches(run) {
   if (state.only && run.state !== state.only) return false;
   const words = state.filter.toLowerCase().split(/\s+/).filter(Boolean);
   if (!words.length) return true;
-  const text = [run.name, run.environment.hosts, run.environment.engine, ...Object.entries(run.settings).map(([k, v]) => `${k}=${v}`)].join('\n').toLowerCase();
-  return words.every((word) => text.includes(word));
+  const about = [run.name, run.environment.hosts, run.environment.engine].join('\n').toLowerCase();
+  const settings = Object.entries(run.settings).map(([name, value]) => `${name}=${value}`).join('\n').toLowerCase();
+  return words.every((word) => (word.includes('=') ? settings : about).includes(word));
 }
 
 function drawTable() {
@@ -44,11 +45,12 @@ function drawTable() {
       el('th', { scope: 'row', class: 'text', title: run.folder }, el('label', { class: 'who' },
         el('input', { type: 'checkbox', 'data-key': `pick-${run.folder}`, checked: state.picked.has(run.folder), change: (event) => pick(run.folder, event.target.checked) }),
         state.picked.has(run.folder) ? swatch(run) : null, el('span', {}, run.label))),
-      el('td', { class: 'text' }, el('span', { class: `badge ${run.state}` }, run.state)),
+      el('td', { class: 'text' }, el('span', { class: `badge ${run.state}` }, run.state), run.is_simulated ? el('span', { class: 'badge', title: 'one process runs all workers in turn: its seconds mean little' }, 'simulated') : null),
       columnsShown.map(([, , value, format]) => el('td', {}, format(value(run) ?? null, run)))))));
 }
 
 function pick(folder, wanted) {
+  isOwnChoice = true;
   if (wanted && state.picked.size > SLOTS) state.picked.delete([...state.picked].find((each) => each !== state.reference));
   if (wanted) state.picked.add(folder); else state.picked.delete(folder);
   render();
@@ -91,7 +93,9 @@ function drawPredicted() {
   for (const run of [...pickedRuns(), ...ofTask().filter((each) => !state.picked.has(each.folder))].slice(0, 40)) {
     const { bytes_per_exchange: exchange, steps_per_exchange: every, seconds: planned } = run.predicted;
     const sent = lastOf(run, 'step/bytes');
-    if (exchange && sent !== null) rows.push([run, 'bytes per exchange', bytes(exchange), bytes(sent * (every || 1)), ratio(sent * (every || 1), exchange)]);
+    // Epochs need not have a whole number of exchanges: where steps are local, the mean counts.
+    const measured = every > 1 ? meanOf(run, 'step/bytes') * every : sent;
+    if (exchange && sent !== null) rows.push([run, 'bytes per exchange', bytes(exchange), bytes(measured), ratio(measured, exchange)]);
     const step = run.summary.ms_per_step;
     Object.entries(planned || {}).forEach(([planner, value], i) => {
       rows.push([run, `step, ${planner}${i ? ' (not used)' : ''}`, ms(value), i || step === null ? '' : `${significant(step)} ms`, i || step === null ? '' : ratio(step, 1000 * value)]);

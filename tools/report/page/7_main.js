@@ -18,7 +18,7 @@ function drawBar() {
     ? `${data.runs.length} run${data.runs.length === 1 ? '' : 's'}${going ? `, ${going} in progress` : ''} · read ${new Date(data.made * 1000).toLocaleString('en-GB', { dateStyle: 'medium', timeStyle: 'medium' })}`
     : 'No run was found.';
   show($('chips'), pickedRuns().map((run) => el('button', { type: 'button', class: 'chip', 'data-key': `chip-${run.folder}`, title: `${run.name}: click to draw it in grey`,
-    'aria-label': `${run.label}, drawn in colour; press to draw it in grey`, click: () => pick(run.folder, false) }, swatch(run), el('span', {}, run.label),
+    click: () => pick(run.folder, false) }, swatch(run), el('span', {}, run.label),
   run.state === 'finished' ? null : el('span', { class: `badge ${run.state}` }, run.state === 'running' ? `${run.summary.epochs}/${run.summary.planned ?? '?'}` : 'stopped'))));
 }
 
@@ -45,7 +45,8 @@ function render() {
 function bind() {
   const choose = (id, name, then = render) => $(id).addEventListener('change', () => { state[name] = $(id).value; then(); });
   $('task').addEventListener('change', () => {
-    Object.assign(state, { task: $('task').value, metric: '', reference: '', picked: null, a: '', b: '', budget: null, phase: '' });
+    Object.assign(state, { task: $('task').value, metric: '', reference: '', a: '', b: '', budget: null, phase: '' });
+    isOwnChoice = false;
     slots.clear();
     render();
   });
@@ -57,6 +58,7 @@ function bind() {
   choose('only', 'only', () => { drawTable(); writeAddress(); });
   $('swap').addEventListener('click', () => { [state.a, state.b] = [state.b, state.a]; drawCompare(); answerDiffer(); writeAddress(); });
   $('equal').addEventListener('change', () => { state.equal = $('equal').checked; drawCompare(); writeAddress(); });
+  $('zoom').addEventListener('change', () => { state.zoom = $('zoom').checked; drawQuality(); writeAddress(); });
   $('filter').addEventListener('input', () => { state.filter = $('filter').value; drawTable(); writeAddress(); });
   $('budget').addEventListener('input', () => {
     const [low, high] = budgetRange(ofTask().filter(comparable));
@@ -96,6 +98,7 @@ if (!(state.theme in THEMES)) state.theme = '';
 bind();
 $('filter').value = state.filter;
 $('only').value = state.only;
+$('zoom').checked = state.zoom;
 render();
 if (data.live) {
   $('live').dataset.on = 'yes';
