@@ -85,7 +85,7 @@ def numbers_of(value: object) -> dict[str, Any]:
 
 
 def rounded(value: Any) -> Any:
-    """Floats within ``value`` with six significant digits, and those that are not finite as None."""
+    """``value`` with floats of six significant digits, and None for those that are not finite."""
     if isinstance(value, float):
         if value != value or value in (float('inf'), float('-inf')):
             return None

@@ -1,4 +1,4 @@
-"""The page: the files of page/ and the data in one HTML file, which loads nothing from elsewhere."""
+"""The page: the files of page/ and the data in one HTML file, which loads nothing else."""
 
 from __future__ import annotations
 

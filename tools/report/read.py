@@ -213,7 +213,7 @@ def add_totals(run: Run) -> None:
         sent = scaled(columns.get('bytes/received'), 1 / workers)
         columns['total/seconds'] = columns.pop('seconds', [])
         samples = run.facts.get('samples_per_update')
-        if is_number(samples) and 'updates' in columns:
+        if isinstance(samples, int | float) and 'updates' in columns:
             columns['samples'] = scaled(columns['updates'], samples)
     else:
         sent = columns.get('bytes/sent', [])

@@ -46,7 +46,7 @@ class Handler(BaseHTTPRequestHandler):
 
     server: Server
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         """Answer one request."""
         host = (self.headers.get('Host') or '').rpartition(':')[0].strip('[]')
         if host not in self.server.hosts:  # another site's name that leads here (DNS rebinding)

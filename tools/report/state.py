@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from enum import Enum
@@ -35,11 +34,8 @@ def locked_inodes() -> frozenset[int]:
 
 def last_written(folder: Path) -> float:
     """When a file of the run was written last, in seconds since 1970; 0.0 where there is none."""
-    times = [0.0]
-    for path in folder.iterdir():
-        if path.name != LOCK and path.is_file():
-            times.append(path.stat().st_mtime)
-    return max(times)
+    files = (path for path in folder.iterdir() if path.name != LOCK and path.is_file())
+    return max((path.stat().st_mtime for path in files), default=0.0)
 
 
 def state_of(
@@ -59,7 +55,7 @@ def state_of(
         locked: ``locked_inodes()``.
     """
     lock = folder / LOCK
-    if lock.exists() and os.stat(lock).st_ino in locked:
+    if lock.exists() and lock.stat().st_ino in locked:
         return State.RUNNING
     if planned is not None and epochs >= planned:
         return State.FINISHED

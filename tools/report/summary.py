@@ -61,7 +61,8 @@ def summary(run: Run) -> dict[str, Any]:
     """The numbers of a run that tables show; None for what is not known.
 
     best and last are of ``metric_of``. wait: fraction of the training time in which the loop waits
-    for gradients; not of simulated runs, in which one process runs all workers in turn. Bytes are those that one worker sends.
+    for gradients; not of simulated runs, in which one process runs all workers in turn. Bytes are
+    those that one worker sends.
     """
     columns, name = run.columns, metric_of(run)
     values = [value for value in columns.get(name or '', []) if value is not None]
