@@ -206,6 +206,7 @@ def evaluate(experiment: Experiment, datasets: Datasets, engine: Engine) -> None
         saved = Search(engine, device, source, evaluate=True).last(parts.model)
         assert saved is not None
         parts.model.load_state_dict(saved.model())
+    say(engine, f'evaluates {saved.about}')
     for name, value in experiment.evaluate(parts, configs).items():
         say(engine, f'[{name}] = {value:.2f}')
 

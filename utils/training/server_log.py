@@ -12,7 +12,7 @@ from dgc.parameter_server import Observer, Update
 from utils.curves import Curves
 from utils.files import replacing, saving
 from utils.log import Metrics
-from utils.progress import best_row
+from utils.progress import best_row, where_to_look
 
 UPDATES_BETWEEN_POINTS = 20
 HEADER = 'update,seconds,place,staleness,received,sent,elements\n'
@@ -209,7 +209,7 @@ def closing_table(epochs: Sequence[dict[str, float]], folder: Path, metric: str 
         'bytes down': bytes_row(total['bytes/sent'], dense),
         'staleness': f'{total["staleness/mean"] / len(epochs):.2f} updates on average, '
         f'{max(e["staleness/max"] for e in epochs):.0f} at most',
-        'curves': f'tensorboard --logdir {folder.parent}  (pip install tensorboard)',
+        **where_to_look(folder),
     }
     width = max(map(len, rows))
     return '\n' + '\n'.join(f'{name:<{width}}  {value}' for name, value in rows.items())

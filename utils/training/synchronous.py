@@ -78,6 +78,8 @@ def run_rank(engine: Engine, experiment: Experiment, signals: StopSignals) -> in
         with agreed(engine, device):
             first = load(parts, saved, arguments.evaluate)
     if arguments.evaluate:
+        assert saved is not None
+        say(engine, f'evaluates {saved.about}')
         for name, value in experiment.evaluate(parts, configs).items():
             say(engine, f'[{name}] = {value:.2f}')
         return 0
