@@ -114,7 +114,8 @@ def train_epoch(
     parts.share.skipped = hooks.first_step * (loader.batch_size or 1)
     # Ranks draw different augmentations, and a resumed epoch the same as an unbroken run.
     seed_everything(configs.seed + 1_000_003 * epoch + parts.share.rank)
-    meters, batches = EpochMeters(parts, log, epoch), iter(loader)  # which draws a random number
+    meters = EpochMeters(parts, log, epoch, configs.log.histogram_steps)
+    batches = iter(loader)  # which draws a random number
     hooks.begin(meters)
     for batch in with_progress(parts, batches, meters, epoch, configs.train.num_epochs):
         parts.rate.before_step(optimizer.steps)
@@ -128,6 +129,7 @@ def train_epoch(
             part = part / batches_per_step
             part.backward()
             loss += part.detach()
+        meters.before_exchange()
         optimizer.step()
         meters.add(loss)
         hooks.after_step(meters)

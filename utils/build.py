@@ -39,6 +39,7 @@ COUNTED_IN_EPOCHS = ('T_max', 'milestones', 'step_size', 'total_iters')
 # Settings in which a server and its workers may differ.
 INDIVIDUAL = (
     *('configs.server.', 'configs.data.', 'configs.engine.', 'configs.checkpoint.'),
+    'configs.log.',
     'configs.dataset.root',
 )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import json
 import logging
 import os
 import sys
@@ -96,6 +97,20 @@ class Stopped(Refused):
     code = STOPPED
 
 
+def tell_launcher(message: str) -> None:
+    """Leave the line where torchrun looks for the reason of a failure, which it prints last.
+
+    torchrun and horovodrun print tracebacks of their own after a worker has failed, which no
+    worker can prevent; torchrun's then ends with this line.
+    """
+    path = os.environ.get('TORCHELASTIC_ERROR_FILE')
+    if path:
+        extra = {'timestamp': str(int(time.time()))}
+        content = {'message': {'message': f'train.py: {message}', 'extraInfo': extra}}
+        with contextlib.suppress(OSError):
+            Path(path).write_text(json.dumps(content))
+
+
 def give_up(code: int, message: str, prints: bool) -> int:
     """Print the line that says why the program ends, if this rank prints; returns ``code``.
 
@@ -107,6 +122,7 @@ def give_up(code: int, message: str, prints: bool) -> int:
         start = '\n' if code == STOPPED else ''  # behind another rank's line of progress
         with contextlib.suppress(OSError):  # the disk under a log file may be full
             print(f'{start}train.py: {message}', file=sys.stderr, flush=True)
+        tell_launcher(message)
     else:
         time.sleep(PATIENCE)
     return code

@@ -10,9 +10,10 @@ import subprocess
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 import torch
+from torch import Tensor
 
 from dgc.engines import detect
 from dgc.handshake import gather_text
@@ -25,8 +26,10 @@ from utils.facts import predicted_bytes, synchronous_facts, write_facts
 from utils.files import replacing, saving
 from utils.folder import check_writable, prepare_folder, writing
 from utils.lines import metrics_lines
+from utils.naming import UNNAMED
 
 EMPTY: Mapping[str, list[float]] = {}
+NO_SETTINGS: Mapping[str, Any] = {}
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +39,9 @@ class Log(Protocol):
 
     def step(self, name: str, value: float, step: int) -> None:
         """Record a number of step ``step``."""
+
+    def histogram(self, name: str, values: Tensor, step: int) -> None:
+        """Record a histogram of values of step ``step``."""
 
     def epoch(
         self, epoch: int, numbers: Mapping[str, float], ranks: Mapping[str, list[float]] = EMPTY
@@ -88,6 +94,8 @@ class RunLog:
         resumed_at: The position from which on training goes on, with the steps whose losses are
             in the curves; the files lose what is later. None for a new run.
         held: The lock on the folder, which is released with the log.
+        axis: What the curves are drawn against: 'samples' or 'steps'.
+        settings: By which TensorBoard compares runs.
     """
 
     def __init__(
@@ -96,11 +104,14 @@ class RunLog:
         parts: Parts,
         resumed_at: Position | None = None,
         held: IO[str] | None = None,
+        axis: str = 'samples',
+        settings: Mapping[str, Any] = NO_SETTINGS,
     ) -> None:
         self._held = held
         self._writes = parts.engine.rank == 0
+        self._steps_per_epoch = len(parts.loaders['train'])
         self._samples_per_step = parts.samples_per_step
-        self._samples_per_epoch = parts.samples_per_step * len(parts.loaders['train'])
+        self._per_step = parts.samples_per_step if axis == 'samples' else 1
         if not self._writes:
             return
         epochs = None if resumed_at is None else resumed_at.epochs
@@ -108,15 +119,22 @@ class RunLog:
         purge, suffix = None, ''
         if resumed_at is not None:
             steps = resumed_at.epochs * len(parts.loaders['train']) + resumed_at.step
-            purge = steps * self._samples_per_step + 1
+            purge = steps * self._per_step + 1
             # Event files are named by the second; the suffix keeps a resumed run from reusing one.
             suffix = f'.e{resumed_at.epochs:04d}.s{resumed_at.step:06d}'
         self._curves = Curves(folder, purge, suffix)
+        self._curves.begin(settings)
 
     def step(self, name: str, value: float, step: int) -> None:
-        """Add a point to a TensorBoard curve, against the samples of all workers so far."""
+        """Add a point to a TensorBoard curve, against the samples of all workers so far, or the
+        steps."""
         if self._writes:
-            self._curves.add(name, value, (step + 1) * self._samples_per_step)
+            self._curves.add(name, value, (step + 1) * self._per_step)
+
+    def histogram(self, name: str, values: Tensor, step: int) -> None:
+        """Add a histogram, in the same way."""
+        if self._writes:
+            self._curves.histogram(name, values, (step + 1) * self._per_step)
 
     def epoch(
         self, epoch: int, numbers: Mapping[str, float], ranks: Mapping[str, list[float]] = EMPTY
@@ -124,10 +142,11 @@ class RunLog:
         """Write a line of metrics.jsonl, and add a point to each curve."""
         if not self._writes:
             return
-        samples = (epoch + 1) * self._samples_per_epoch
+        steps = (epoch + 1) * self._steps_per_epoch
+        samples = steps * self._samples_per_step
         for name, value in numbers.items():
             if name != 'loss/train':  # which has a point for each step
-                self._curves.add(name, value, samples)
+                self._curves.add(name, value, steps * self._per_step)
         self._curves.flush()
         self._metrics.append({'epoch': epoch, 'samples': samples, **numbers}, ranks)
 
@@ -139,6 +158,7 @@ class RunLog:
     def close(self) -> None:
         """Write what is buffered and release the folder."""
         if self._writes:
+            self._curves.end()
             self._curves.close()
         self.release()
 
@@ -176,12 +196,22 @@ def start_log(folder: Path, parts: Parts, configs: Config, resumed_at: Position 
                 plan.save(folder / 'plan.json')
                 (folder / 'plan.txt').write_text(f'{plan.summary()}\n{plan.table()}\n')
             write_facts(folder, configs, synchronous_facts(parts))
-        run_log = RunLog(folder, parts, resumed_at, held)
+        settings = {**hparams_of(configs), 'workers': engine.size}
+        run_log = RunLog(folder, parts, resumed_at, held, configs.log.axis, settings)
     if engine.rank == 0:
         print(f'{folder}\n{cost(parts)}', flush=True)
         if plan.predicted:
             print(plan.summary(), flush=True)
     return run_log
+
+
+def hparams_of(configs: Config) -> dict[str, Any]:
+    """The settings by which TensorBoard compares runs: those that change what is trained."""
+    return {
+        name.removeprefix('configs.'): value
+        for name, value in configs.flat().items()
+        if not name.startswith(UNNAMED)
+    }
 
 
 def cost(parts: Parts) -> str:

@@ -20,6 +20,7 @@ from utils.checkpoint import Checkpoints, Position, file_name
 from utils.config import Config
 from utils.lines import metrics_lines
 from utils.log import Log
+from utils.magnitudes import Magnitudes
 from utils.terminal import duration, shown
 
 STEPS_BETWEEN_LOSSES = 50
@@ -197,18 +198,28 @@ class EpochMeters:
         parts: What this rank trains with.
         log: Receives a point per step.
         epoch: Counted from 0.
+        histogram_steps: Optimizer steps between two histograms; None for none.
 
     Attributes:
         step: Steps of the epoch so far.
     """
 
-    def __init__(self, parts: Parts, log: Log, epoch: int) -> None:
+    def __init__(
+        self, parts: Parts, log: Log, epoch: int, histogram_steps: int | None = None
+    ) -> None:
         self.step = 0
+        self._first = epoch * len(parts.loaders['train'])
+        self._magnitudes = Magnitudes(parts, log, histogram_steps, self._first)
         self.phases = PhaseTimer(parts.optimizer.progress)
         self.losses = LossCurve(parts, log, epoch * len(parts.loaders['train']))
 
+    def before_exchange(self) -> None:
+        """To be called when the gradients of a step are complete, before the optimizer's step."""
+        self._magnitudes.before_exchange(self._first + self.step)
+
     def add(self, loss: Tensor) -> None:
-        """Add the loss of a step."""
+        """Add the loss of a step, after the optimizer's step."""
+        self._magnitudes.after_exchange(self._first + self.step)
         self.losses.add(loss)
         self.step += 1
 

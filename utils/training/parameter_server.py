@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from dgc import Engine, NonFiniteGradientError, engines
@@ -291,6 +292,9 @@ class WorkerLog:
         self._losses.append(value)
         if len(self._losses) == STEPS_BETWEEN_LOSSES:
             self._report()
+
+    def histogram(self, name: str, values: Tensor, step: int) -> None:
+        """Drop it: workers write no files."""
 
     def epoch(
         self, epoch: int, numbers: Mapping[str, float], ranks: Mapping[str, list[float]] = EMPTY

@@ -32,7 +32,7 @@ from utils.checkpoint import CheckpointError, Checkpoints, Position, load_whole
 from utils.checks import build_composition
 from utils.facts import write_facts
 from utils.folder import check_writable, prepare_folder
-from utils.log import environment
+from utils.log import environment, hparams_of
 from utils.seeding import seed_everything
 from utils.training.experiment import Experiment
 from utils.training.server_log import ServerLog, closing_table
@@ -145,7 +145,8 @@ class ServerProcess:
         numel = sum(self._server.model.numels)
         write_facts(self._folder, configs, {**self._facts, 'parameters': numel})
         version = self._server.version if continues else None
-        self._log.open(self._folder, numel, version, self._seconds)
+        settings = {**hparams_of(configs), 'workers': self._workers}
+        self._log.open(self._folder, numel, version, self._seconds, settings)
         check_writable(self._checkpoints.folder, 0)
         self._save()
         memory = 4 * numel * (2 + 2 * self._workers)  # θ, scratch; per worker a record and a reply

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from dgc.parameter_server import Observer, Update
 from utils.curves import Curves
 from utils.files import replacing, saving
-from utils.log import Metrics
+from utils.log import NO_SETTINGS, Metrics
 from utils.progress import best_row, where_to_look
 
 UPDATES_BETWEEN_POINTS = 20
@@ -82,7 +82,14 @@ class ServerLog(Observer):
         self._of_epoch, self._of_point = Sums(), Sums()
         self._version = 0
 
-    def open(self, folder: Path, numel: int, version: int | None, seconds: float) -> None:
+    def open(
+        self,
+        folder: Path,
+        numel: int,
+        version: int | None,
+        seconds: float,
+        settings: Mapping[str, Any] = NO_SETTINGS,
+    ) -> None:
         """Open the files.
 
         Args:
@@ -91,6 +98,7 @@ class ServerLog(Observer):
             version: Updates after which a run is resumed, whose files lose what is later; None for
                 a new run.
             seconds: Time that the run has taken so far.
+            settings: By which TensorBoard compares runs.
         """
         self._numel, self._version, self._earlier_seconds = numel, version or 0, seconds
         self._start = time.monotonic()
@@ -100,6 +108,7 @@ class ServerLog(Observer):
         if version is not None:
             suffix, purge = f'.u{version:08d}', version + 1
         self._writer = Curves(folder, purge, suffix)
+        self._writer.begin(settings)
         self._path = folder / 'updates.csv'
         self._updates = self._open_updates(version)
 
