@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,3 +33,12 @@ def metrics_lines(
             yield line, numbers
         else:
             report(f'{path}: line {number} is damaged ({line!r:.20}), and is skipped')
+
+
+def untimed(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a line but for seconds, which differ from run to run; also those of ranks."""
+    return {
+        name: untimed(value) if isinstance(value, dict) else value
+        for name, value in numbers.items()
+        if not name.startswith('seconds/')
+    }
