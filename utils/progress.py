@@ -62,10 +62,10 @@ class ProgressLine:
         return '  '.join(
             (
                 f'epoch {self._epoch}',
-                f'{step / max(self._steps, 1):4.0%}',
+                f'{100 * step / max(self._steps, 1):3.0f} %',
                 *(() if loss is None else (f'loss {loss:.4g}',)),
                 f'{rate * self._samples_per_step:,.0f} samples/s',
-                f'density {density:.3g}' if density < 0.01 else f'density {density:.1%}',
+                f'density {100 * density:.3g} %',
                 f'{duration(max(left, 0) / rate)} left',
             )
         )

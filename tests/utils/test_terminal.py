@@ -82,5 +82,5 @@ def test_the_line_has_loss_speed_density_and_time_left(monkeypatch):
     line = ProgressLine(parts, meters, epoch=1, epochs=4)
     now[0], meters.step = 105.0, 10  # 2 steps a second; 110 of 3 × 40 are left
     progress.sent_elements, progress.elements = 8, 1010
-    expected = 'epoch 1   25%  loss 0.5312  64 samples/s  density 0.001  55 s left'
+    expected = 'epoch 1   25 %  loss 0.5312  64 samples/s  density 0.1 %  55 s left'
     assert str(line) == expected

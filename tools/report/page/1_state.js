@@ -40,8 +40,9 @@ const tasks = () => [...new Set(data.runs.map((run) => run.task))]
 const count = (task) => data.runs.filter((run) => run.task === task).length;
 const ofTask = () => data.runs.filter((run) => run.task === state.task);
 const find = (folder) => data.runs.find((run) => run.folder === folder);
-const pickedRuns = () => ofTask().filter((run) => state.picked.has(run.folder));
 const reference = () => find(state.reference) || null;
+const isReference = (run) => run.folder === state.reference;
+const pickedRuns = () => ofTask().filter((run) => state.picked.has(run.folder)).sort((a, b) => isReference(b) - isReference(a));
 
 function metrics() {
   const names = new Set(ofTask().flatMap((run) => Object.keys(run.columns)));

@@ -78,7 +78,7 @@ function plotOptions(spec, box, tip, target) {
     },
     axes: [
       axis(spec.axis.log, { values: format(spec.axis.format), ...(spec.axis.whole ? { incrs: WHOLE } : {}), space: 64, size: 34 }),
-      axis(spec.logY, { values: format(spec.tick || spec.format), size: (u, values) => 16 + 7 * Math.max(...(values || ['']).map((v) => (v || '').length), 3) }),
+      axis(spec.logY, { values: format(spec.tick || spec.format), size: (u, values) => 18 + 8 * Math.max(...(values || ['']).map((v) => (v || '').length), 3) }),
     ],
     series: [{}, ...spec.curves.map((curve) => ({
       label: curve.name, stroke: curve.colour, width: curve.isPale ? 1 : 2, dash: curve.isPale ? [] : curve.dash,

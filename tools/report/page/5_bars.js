@@ -9,15 +9,17 @@ const ms = (value) => (value === null ? '–' : `${significant(1000 * value)} ms
 
 function drawPhases() {
   show($('phase-key'), Object.entries(PHASES).map(([kind, text]) => el('span', {}, el('i', { class: `swatch ${kind}`, 'aria-hidden': 'true' }), text)));
-  const runs = pickedRuns().filter((run) => meanOf(run, 'step/compute') !== null);
+  const timed = pickedRuns().filter((run) => meanOf(run, 'step/compute') !== null);
+  const runs = timed.filter((run) => !run.is_simulated), left = timed.length - runs.length;
   const ranked = runs.map((run) => ({ run, parts: Object.fromEntries([...LOOP, ...ENGINE].map((kind) => [kind, meanOf(run, `step/${kind}`) || 0])) }));
   const longest = Math.max(...ranked.map(({ parts }) => Math.max(parts.compute + parts.wait, parts.compress + parts.communicate)), 1e-9);
   const bar = (parts, kinds, thin) => el('div', { class: `stack${thin ? ' thin' : ''}`, role: 'img', 'aria-label': kinds.map((kind) => `${kind} ${ms(parts[kind])}`).join(', ') },
     kinds.map((kind) => el('i', { class: kind, title: `${kind} ${ms(parts[kind])}`, style: { width: `${(100 * parts[kind]) / longest}%` } })));
-  show($('phase-bars'), runs.length ? el('div', { class: 'panel phases' }, ranked.map(({ run, parts }) => el('div', { class: 'phase' },
-    el('span', { class: 'name', title: run.name }, run.label, run.is_simulated ? el('small', { class: 'muted' }, ' simulated') : null),
+  const note = left ? el('p', { class: 'lead' }, `${left} simulated run${left > 1 ? 's' : ''} left out: one process runs all workers in turn.`) : null;
+  show($('phase-bars'), note, runs.length ? el('div', { class: 'panel phases' }, ranked.map(({ run, parts }) => el('div', { class: 'phase' },
+    el('span', { class: 'name', title: run.name }, run.label),
     bar(parts, LOOP, false), el('span', { class: 'num' }, ms(parts.compute + parts.wait)), bar(parts, ENGINE, true))))
-    : el('div', { class: 'chart' }, el('p', { class: 'none' }, 'None of the runs in colour has measured phases: a parameter server’s workers do not report them.')));
+    : el('div', { class: 'chart' }, el('p', { class: 'none' }, 'None of the runs in colour has measured phases of real workers: those of a parameter server do not report them.')));
   drawPhaseEpochs(runs);
 }
 
@@ -83,7 +85,7 @@ function drawServers() {
           bars(staleness.slice(0, 128).map((n, i) => bar((100 * n) / most, `staleness ${i}: ${n} updates`, '--communicate')),
             `updates by staleness: ${staleness.slice(0, 20).map((n, i) => `${i}: ${n}`).join(', ')}`),
           captions(staleness.slice(0, 128).map((n, i) => i))),
-        el('div', {}, el('h4', {}, 'Updates of each worker'),
+        el('div', {}, el('h4', {}, 'Worker: its updates'),
           bars(workers.slice(0, 256).map((worker) => bar((100 * worker.updates) / top, `worker ${worker.worker}: ${worker.updates} updates, mean staleness ${significant(worker.staleness)}, ${bytes(worker.received)} received from it, ${bytes(worker.sent)} sent to it`, '--compute')),
           workers.slice(0, 20).map((worker) => `worker ${worker.worker}: ${worker.updates} updates`).join(', ')),
           captions(workers.map((worker) => (workers.length > 8 ? worker.worker : `${worker.worker}: ${worker.updates.toLocaleString('en')}`))))));
