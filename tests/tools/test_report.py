@@ -259,6 +259,18 @@ def test_png_writes_the_figures(runs, tmp_path):
         assert (tmp_path / f'figures/{name}.png').read_bytes().startswith(b'\x89PNG')
 
 
+def test_seconds_of_simulated_workers_are_not_drawn(runs):
+    pytest.importorskip('matplotlib')
+    from tools.report.figures import phases, quality
+
+    folder = make(runs / 'digits.cnn+dgc.sim.np2', DGC)
+    (folder / 'environment.txt').write_text('engine: simulated\nworkers: 2\n')
+    made = read([runs])['runs']
+    epochs, seconds, _ = quality(made, 'task').axes
+    assert len(epochs.lines) == len(seconds.lines) + 1 == 4
+    assert len(phases(made, 'task').axes[0].get_yticks()) == 2  # nor those of a server
+
+
 def test_the_server_answers_with_new_data_only_where_there_are_some(runs):
     with Server('127.0.0.1', 0, lambda: read([runs])) as server:
         server.source._at = float('inf')  # so that it reads at the first request, and then no more

@@ -53,12 +53,12 @@ def style(runs: Sequence[Run], number: int) -> dict[str, Any]:
 
 
 def curves(axes: Axes, runs: Sequence[Run], x: str, y: str) -> None:
-    """Draw y against x; epochs are counted from 1."""
+    """Draw y against x; epochs are counted from 1. Seconds of simulated workers mean little."""
     for number, run in enumerate(runs):
         columns = run['columns']
         pairs = zip(columns.get(x, []), columns.get(y, []), strict=False)
         known = [(a + (x == 'epoch'), b) for a, b in pairs if a is not None and b is not None]
-        if known:
+        if known and not (x == 'total/seconds' and run['is_simulated']):
             axes.plot(*zip(*known, strict=True), **style(runs, number))
     axes.grid(alpha=0.25)
 
@@ -105,7 +105,8 @@ def compression(runs: Sequence[Run], task: str) -> Figure:
 
 def phases(runs: Sequence[Run], task: str) -> Figure:
     """What the training loop does in a step: it computes, then waits for gradients."""
-    timed = [run for run in runs if run['columns'].get('step/compute')][:MOST]
+    real = [run for run in runs if not run['is_simulated']]
+    timed = [run for run in real if run['columns'].get('step/compute')][:MOST]
     figure = Figure(figsize=(9, 1.3 + 0.42 * max(len(timed), 1)), layout='constrained')
     axes = figure.subplots()
     left = [0.0] * len(timed)
