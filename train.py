@@ -64,7 +64,8 @@ def main(arguments: Namespace, overrides: list[str]) -> int:
         mode = configs.train.distribution.build()
         settings = by_setting(parse_overrides(overrides))
         if arguments.show:
-            return show(arguments, configs, settings, launcher)
+            workers = mode.workers(configs, launcher.size)
+            return show(arguments, configs, settings, workers) if launcher.rank == 0 else 0
         return mode.run(Experiment(arguments, configs, device, train_epoch, evaluate, settings))
     except Refused as error:  # raised on all ranks; one of them prints
         return give_up(error.code, str(error), launcher.size == 1 or launcher.rank == error.rank)
@@ -83,14 +84,10 @@ def main(arguments: Namespace, overrides: list[str]) -> int:
         return fail(error, launcher.rank)
 
 
-def show(
-    arguments: Namespace, configs: Config, settings: dict[str, str], launcher: engines.Launcher
-) -> int:
-    """Print the resolved configuration, after a comment with the name of its run."""
-    if launcher.rank == 0:
-        simulated = configs.engine.size if configs.engine.name == 'simulated' else launcher.size
-        name = arguments.name or run_name(arguments.configs, arguments.suffix, simulated, settings)
-        print(f'# {Path(arguments.runs) / name}\n{configs}')
+def show(arguments: Namespace, configs: Config, settings: dict[str, str], workers: int) -> int:
+    """Print the resolved configuration, after a comment with the folder of its run."""
+    name = arguments.name or run_name(arguments.configs, arguments.suffix, workers, settings)
+    print(f'# {Path(arguments.runs) / name}\n{configs}')
     return 0
 
 

@@ -94,7 +94,7 @@ class Curves:
             self._write(Event(wall_time=time.time(), summary=summary))
 
     def end(self) -> None:
-        """Write that the run has ended well."""
+        """Write that the run has ended, and not by an error."""
         if self._end is not None:
             self._write(Event(wall_time=time.time(), summary=self._end))
 

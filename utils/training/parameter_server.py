@@ -47,7 +47,7 @@ from utils.build import (
 )
 from utils.checks import build_composition, check_asynchronous
 from utils.cli import Refused
-from utils.config import ConfigError
+from utils.config import Config, ConfigError
 from utils.data import Until, build_datasets
 from utils.failures import report
 from utils.log import EMPTY
@@ -70,6 +70,10 @@ HOW_TO_START = (
 class ParameterServer:
     """Under a launcher, rank 0 serves and the others train. Started by hand, a process serves if it
     has an address to bind, and trains if it has the address of a server."""
+
+    def workers(self, configs: Config, processes: int) -> int:
+        """Return the number of workers: a launcher's processes but the one that serves."""
+        return int(configs.server.workers or max(processes - 1, 1))
 
     def run(self, experiment: Experiment) -> int:
         """Run this process: the server, or one worker; returns the exit code."""

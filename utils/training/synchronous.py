@@ -17,6 +17,7 @@ from utils.build import Parts, aspects, build, threads
 from utils.checkpoint import CheckpointError, Checkpoints, Position
 from utils.checks import check_synchronous
 from utils.cli import Stopped
+from utils.config import Config
 from utils.data import build_datasets
 from utils.log import RunLog, start_log
 from utils.progress import closing_table, say
@@ -29,6 +30,11 @@ from utils.training.stopping import StopSignals
 
 class Synchronous:
     """The launcher's ranks, or the workers of a simulation, each with a DistributedOptimizer."""
+
+    def workers(self, configs: Config, processes: int) -> int:
+        """Return the number of workers of a launcher's processes, or of a simulation."""
+        engine = configs.engine
+        return int(engine.size) if engine.name == 'simulated' else processes
 
     def run(self, experiment: Experiment) -> int:
         """Run this process's rank, or all workers of a simulation; returns the exit code."""
