@@ -293,6 +293,13 @@ def test_the_server_answers_with_new_data_only_where_there_are_some(runs):
         server.shutdown()
 
 
+def test_a_server_for_other_machines_answers_to_any_name():
+    with Server('0.0.0.0', 0, dict) as server:
+        assert server.answers('node-7:8765')
+    with Server('127.0.0.1', 0, dict) as server:
+        assert server.answers('localhost:8765') and not server.answers('evil.example:8765')
+
+
 def test_a_port_that_is_taken_is_said_in_one_line(runs, capsys):
     with Server('127.0.0.1', 0, dict) as server:
         port = server.server_address[1]

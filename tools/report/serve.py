@@ -12,6 +12,7 @@ from typing import Any
 
 from tools.report.page import page
 
+LOOPBACK = ('127.0.0.1', 'localhost')
 AGE = 2.0  # seconds for which data are not read anew
 
 
@@ -48,8 +49,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer one request."""
-        host = (self.headers.get('Host') or '').rpartition(':')[0].strip('[]')
-        if host not in self.server.hosts:  # another site's name that leads here (DNS rebinding)
+        if not self.server.answers(self.headers.get('Host') or ''):
             self.send_error(403, 'another host name')
             return
         path = self.path.partition('?')[0]
@@ -99,7 +99,16 @@ class Server(ThreadingHTTPServer):
     def __init__(self, host: str, port: int, read: Callable[[], dict[str, Any]]) -> None:
         super().__init__((host, port), Handler)
         self.source = Source(read)
-        self.hosts = {host, 'localhost', '127.0.0.1'}
+        self.host = host
+
+    def answers(self, name: str) -> bool:
+        """Whether to answer a request to ``name``, with or without a port.
+
+        On a loopback address only to its own names: a page of another site could make its name lead
+        here (DNS rebinding), and read the runs.
+        """
+        host = name.rpartition(':')[0] or name
+        return self.host not in LOOPBACK or host in LOOPBACK
 
     @property
     def url(self) -> str:
