@@ -124,6 +124,11 @@ function colour() {
   }
 }
 
-const css = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+// The value of a colour of the style, looked up once for each drawing of the page.
+const looked = new Map();
+function css(name) {
+  if (!looked.has(name)) looked.set(name, getComputedStyle(root).getPropertyValue(name).trim());
+  return looked.get(name);
+}
 const colourOf = (run) => css(slots.has(run.folder) ? `--c${slots.get(run.folder)}` : '--pale');
 const dashOf = (run) => DASHES[slots.get(run.folder) ?? 0];

@@ -6,6 +6,7 @@ const EVERY = 5000; // ms between two looks at a run that goes on
 function theme() {
   if (state.theme) root.dataset.theme = state.theme; else delete root.dataset.theme;
   $('theme').textContent = THEMES[state.theme];
+  looked.clear();
 }
 
 function drawBar() {
