@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import warm
 
 from tools.cluster import Cluster, keeper, selftest
 from tools.cluster.workers import enter
@@ -37,9 +38,9 @@ def tool(*arguments: str, **options) -> subprocess.Popen:
     """`python -m tools.cluster`, which handles Ctrl-C even if these tests ignore it."""
     environment = os.environ | {'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'}
     return subprocess.Popen(
-        [sys.executable, '-m', 'tools.cluster', *arguments],
+        warm.warmed([sys.executable, '-m', 'tools.cluster', *arguments]),
         cwd=ROOT,
-        env=environment,
+        env=environment | warm.environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
