@@ -8,9 +8,9 @@ this file) takes the place of ``python`` in a command: it sends its arguments, e
 and standard streams, and the server forks a child that runs the program as ``__main__``. No module
 of the project is imported before the fork.
 
-A child enters the namespaces of ``warm_python``, so that nodes of an emulated cluster start quickly,
-too. What differs from a process of its own: all children have one hash seed and one
-OMP_NUM_THREADS.
+A child has the limits of ``warm_python`` and enters its namespaces, so that nodes of an emulated
+cluster start quickly, too. What differs from a process of its own: all children have one hash seed
+and one OMP_NUM_THREADS.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import runpy
 import selectors
 import signal
@@ -37,6 +38,7 @@ LIBRARIES = (
 )
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 STREAMS = 3
+LIMITS = [value for name, value in vars(resource).items() if name.startswith('RLIMIT_')]
 NAMESPACES = ('net', 'uts', 'mnt')  # what a node of tools/cluster has for itself
 
 
@@ -57,15 +59,17 @@ def peer(connection: socket.socket) -> int:
     return struct.unpack('3i', raw)[0]
 
 
-def enter_namespaces(of: int) -> None:
-    """Move this process, which has one thread, into the namespaces of another one."""
+def join(of: int) -> None:
+    """Take over the limits of resources and the namespaces of another process."""
+    for limit in LIMITS:
+        resource.setrlimit(limit, resource.prlimit(of, limit))
     setns = ctypes.CDLL(None, use_errno=True).setns
     for kind in NAMESPACES:
-        path = f'/proc/{of}/ns/{kind}'
-        if os.readlink(path) != os.readlink(f'/proc/self/ns/{kind}'):
-            with open(path) as file:
+        theirs, ours = (Path(f'/proc/{process}/ns/{kind}') for process in (of, 'self'))
+        if theirs.readlink() != ours.readlink():
+            with theirs.open() as file:
                 if setns(file.fileno(), 0):
-                    raise OSError(ctypes.get_errno(), f'cannot enter {path}')
+                    raise OSError(ctypes.get_errno(), f'cannot enter {theirs}')
 
 
 def receive(connection: socket.socket) -> Request | None:
@@ -159,8 +163,8 @@ class Server:
 
 
 def become(request: Request) -> None:
-    """Take over the namespaces, folder, environment and standard streams of a request."""
-    enter_namespaces(request.client)
+    """Take over the limits, namespaces, folder, environment and standard streams of a request."""
+    join(request.client)
     for number, stream in enumerate(request.streams):
         os.dup2(stream, number)
         os.close(stream)
@@ -172,7 +176,9 @@ def become(request: Request) -> None:
     for number in FORWARDED:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.executable = str(Path(sys.argv[1]).with_name('python'))  # for the processes that the program starts itself
+    sys.executable = str(
+        Path(sys.argv[1]).with_name('python')
+    )  # for the processes that the program starts itself
 
 
 def run(words: list[str]) -> None:
