@@ -164,7 +164,10 @@ class Server:
 
 def become(request: Request) -> None:
     """Take over the limits, namespaces, folder, environment and standard streams of a request."""
-    join(request.client)
+    try:
+        join(request.client)
+    except (FileNotFoundError, ProcessLookupError):
+        os._exit(1)  # the client has been killed, and nobody waits for the program
     for number, stream in enumerate(request.streams):
         os.dup2(stream, number)
         os.close(stream)
@@ -176,9 +179,8 @@ def become(request: Request) -> None:
     for number in FORWARDED:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.executable = str(
-        Path(sys.argv[1]).with_name('python')
-    )  # for the processes that the program starts itself
+    # For the processes that the program starts itself.
+    sys.executable = str(Path(sys.argv[1]).with_name('python'))
 
 
 def run(words: list[str]) -> None:
