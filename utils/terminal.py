@@ -1,7 +1,7 @@
 """The line of progress: rewritten in a terminal, a line now and then in a file or a pipe.
 
-Whatever else the process prints while the line stands calls ``erase`` first. Imports the standard
-library only: the command line is parsed before torch is imported.
+Whatever else the process prints while the line stands calls ``erase`` first. Does not import torch:
+the command line is parsed before.
 """
 
 from __future__ import annotations
@@ -14,22 +14,40 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TextIO, TypeVar
 
+from tqdm import tqdm
+
 T = TypeVar('T')
 
 IN_TERMINAL = 0.5  # seconds between two updates
 ELSEWHERE = 20.0  # each update is a line of a log file
-CLEAR = '\r\x1b[K'  # to the beginning of the line, and erase it
 
-standing: list[TextIO] = []  # the terminal that shows a line, if one does
+standing: list[Line] = []  # the line that a terminal shows, if one does
+
+
+class Line(tqdm):
+    """A line that is rewritten in a terminal, of a text in place of tqdm's bar.
+
+    Args:
+        items: What is iterated over.
+        text: Returns the line.
+        stream: The terminal. Errors of one that is gone are ignored.
+    """
+
+    monitor_interval = 0  # no thread: an item that takes long may leave the line as it is
+
+    def __init__(self, items: Iterable[T], text: Callable[[], str], stream: TextIO) -> None:
+        self._text = text
+        times = {'mininterval': IN_TERMINAL, 'delay': IN_TERMINAL, 'miniters': 1}
+        super().__init__(items, file=stream, leave=False, **times)
+
+    def __str__(self) -> str:
+        return self._text()[: shutil.get_terminal_size().columns - 1]
 
 
 def erase() -> None:
     """Erase the line, so that what is printed next begins at the left."""
-    while standing:
-        with contextlib.suppress(OSError, ValueError):  # it is gone, or closed
-            stream = standing.pop()
-            stream.write(CLEAR)
-            stream.flush()
+    for line in standing:
+        line.clear()
 
 
 class Erases(logging.Filter):
@@ -50,29 +68,27 @@ def shown(items: Iterable[T], text: Callable[[], str], stream: TextIO | None = N
         stream: Where the line is written; sys.stderr by default.
     """
     stream = sys.stderr if stream is None else stream
-    is_terminal = stream.isatty()
-    seconds = IN_TERMINAL if is_terminal else ELSEWHERE
-    due = time.monotonic() + seconds
-    try:
-        for item in items:
-            yield item
-            if time.monotonic() >= due:
-                write(stream, text(), is_terminal)
-                due = time.monotonic() + seconds
-    finally:
-        erase()
+    if not stream.isatty():
+        yield from logged(items, text, stream)
+        return
+    with Line(items, text, stream) as line:
+        standing.append(line)
+        try:
+            yield from line
+        finally:
+            standing.remove(line)
 
 
-def write(stream: TextIO, line: str, is_terminal: bool) -> None:
-    """Write the line, cut to the width of a terminal. An error, as of a full disk, is ignored."""
-    with contextlib.suppress(OSError, ValueError):
-        if is_terminal:
-            width = shutil.get_terminal_size().columns
-            stream.write(f'{CLEAR}{line[: width - 1]}')
-            standing[:] = [stream]
-        else:
-            stream.write(f'{line}\n')
-        stream.flush()
+def logged(items: Iterable[T], text: Callable[[], str], stream: TextIO) -> Iterator[T]:
+    """``items``, with whole lines in a file or a pipe, where tqdm would write carriage returns."""
+    due = time.monotonic() + ELSEWHERE
+    for item in items:
+        yield item
+        if time.monotonic() >= due:
+            with contextlib.suppress(OSError, ValueError):  # as of a full disk
+                stream.write(f'{text()}\n')
+                stream.flush()
+            due = time.monotonic() + ELSEWHERE
 
 
 def duration(seconds: float) -> str:

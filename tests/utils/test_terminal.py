@@ -7,6 +7,7 @@ import logging
 from types import SimpleNamespace
 
 import pytest
+import tqdm
 
 from utils import terminal
 from utils.progress import ProgressLine
@@ -22,13 +23,23 @@ def clock(monkeypatch):
     """A second passes at each look at the clock."""
     now = iter(range(10**6))
     monkeypatch.setattr(terminal.time, 'monotonic', lambda: next(now))
+    monkeypatch.setattr(tqdm.std, 'time', lambda: next(now))
+
+
+def visible(text: str) -> str:
+    """What a terminal shows of one line."""
+    cells: list[str] = []
+    for part in text.split('\r'):
+        cells[: len(part)] = part
+    return ''.join(cells).rstrip()
 
 
 def test_a_terminal_shows_one_line_that_is_gone_at_the_end(clock):
     stream = Terminal()
-    used = list(terminal.shown('abc', lambda: 'now', stream))
-    assert used == ['a', 'b', 'c']
-    assert stream.getvalue() == f'{terminal.CLEAR}now' * 3 + terminal.CLEAR
+    seen = [visible(stream.getvalue()) for _ in terminal.shown('abc', lambda: 'now', stream)]
+    assert seen[1:] == ['now', 'now']
+    assert not visible(stream.getvalue())
+    assert '\n' not in stream.getvalue()
     assert not terminal.standing
 
 
@@ -43,22 +54,27 @@ def test_what_is_printed_meanwhile_begins_at_the_left(clock):
     for item in terminal.shown(range(2), lambda: 'now', stream):
         if item:
             record = logging.LogRecord('x', logging.WARNING, '', 0, 'warning', (), None)
+            assert visible(stream.getvalue()) == 'now'
             assert terminal.Erases().filter(record)
-            assert stream.getvalue().endswith(f'now{terminal.CLEAR}')
+            assert not visible(stream.getvalue())
+            assert stream.getvalue().endswith('\r')
 
 
 def test_a_line_is_cut_to_the_width_of_the_terminal(clock, monkeypatch):
     monkeypatch.setenv('COLUMNS', '10')
     stream = Terminal()
-    list(terminal.shown('a', lambda: 'x' * 50, stream))
+    list(terminal.shown('ab', lambda: 'x' * 50, stream))
     assert 'x' * 9 in stream.getvalue() and 'x' * 10 not in stream.getvalue()
 
 
-def test_a_terminal_that_is_gone_does_not_stop_training(clock):
-    stream = Terminal()
+@pytest.mark.parametrize('is_terminal', [True, False])
+def test_a_stream_that_is_gone_does_not_stop_training(clock, is_terminal):
+    stream = io.StringIO()
     stream.close()
-    monitored = SimpleNamespace(isatty=lambda: True, write=stream.write, flush=stream.flush)
-    assert list(terminal.shown('ab', lambda: 'now', monitored)) == ['a', 'b']
+    gone = SimpleNamespace(
+        isatty=lambda: is_terminal, write=stream.write, flush=stream.flush, encoding='utf-8'
+    )
+    assert list(terminal.shown(range(50), lambda: 'now', gone)) == [*range(50)]
 
 
 @pytest.mark.parametrize(
