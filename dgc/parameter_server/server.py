@@ -352,10 +352,11 @@ class Server:
     def _report(self, message: Message, worker: ConnectedWorker) -> None:
         """Process LOSSES and STATISTICS; a HEARTBEAT has no content."""
         if message.kind is Kind.LOSSES:
-            losses = protocol.tensor_from_bytes(message.body, torch.float64).tolist()
-            if len(losses) > MAX_LOSSES:
-                raise ProtocolError(f'{len(losses)} losses in a message of at most {MAX_LOSSES}')
-            self.observer.losses(worker.slot, losses)
+            count = len(message.body) // torch.float64.itemsize
+            if count > MAX_LOSSES:
+                raise ProtocolError(f'{count} losses in a message of at most {MAX_LOSSES}')
+            losses = protocol.tensor_from_bytes(message.body, torch.float64)
+            self.observer.losses(worker.slot, losses.tolist())
         if message.kind is Kind.STATISTICS:
             values = protocol.tensor_from_bytes(message.body, torch.float32)
             if len(values) != self.statistics.numel:

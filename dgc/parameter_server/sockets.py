@@ -347,7 +347,9 @@ class Service:
         Args:
             between: Called between messages, at least ten times per second; False stops the loop.
         """
-        polled = time.monotonic()
+        polled = self._swept = time.monotonic()
+        for connection in self._gate:  # they may have waited for this to begin
+            connection.last_valid = polled
         while not self.server.drained and between():
             if self._socket.poll(int(POLL_SECONDS * MILLISECONDS)):
                 self._serve_one()
