@@ -12,10 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tools.faults.attacks import ATTACKS
-from tools.faults.served import WORKERS, Setup, ended
+from tools.faults.served import FILES, MEMORY, WORKERS, Setup, ended
 
 SAMPLE = 0.05  # seconds between two looks at the server's memory
 TRIES = 50  # of a stranger who asks for the number of updates
+HEAD = (
+    'attack',
+    'amount',
+    'updates/s before',
+    'updates/s during',
+    'memory of the server, MB',
+    'open files',
+)
 
 
 @dataclass
@@ -76,19 +84,19 @@ class Rate:
 
 
 def attack(
-    folder: Path, names: Sequence[str], seconds: float, seed: int
+    folder: Path, seconds: float, seed: int, names: Sequence[str] = tuple(ATTACKS)
 ) -> Iterator[dict[str, object]]:
     """Attack a server at which workers train.
 
     Args:
         folder: For the run.
-        names: Of ATTACKS, in an order drawn by the seed.
         seconds: Of each attack, and of the undisturbed training that it is compared with.
         seed: Of order, times and bytes.
+        names: Of ATTACKS; they follow each other in an order that is drawn.
 
     Yields:
-        A result an attack: its name; whether the server is up; updates before and during it;
-        memory and files that the server used at most.
+        A result an attack: its name; how much there was of it; updates a second before and during
+        it; memory and files that the server used at most; and what should not have been.
     """
     draw = random.Random(f'{seed} attacks')
     order = list(names)
@@ -110,13 +118,29 @@ def attack(
             alive = [process.poll() is None for process in processes]
             yield {
                 'attack': name,
-                'did': did,
-                'server up': alive[0],
-                'workers up': sum(alive[1:]),
+                'amount': did,
                 'updates/s before': before.value,
                 'updates/s during': during.value,
-                'memory MB': round(watch.memory / 1e6),
-                'files': watch.files,
+                'memory, MB': round(watch.memory / 1e6),
+                'open files': watch.files,
+                'wrong': faults_of(
+                    [process.poll() is None for process in processes], watch, during
+                ),
             }
             if not alive[0]:
                 return
+
+
+def faults_of(alive: Sequence[bool], watch: Watch, during: Rate) -> str:
+    """What should not have been; '' for nothing.
+
+    Args:
+        alive: Whether the server and each worker runs.
+        watch: What the server used.
+        during: The rate of updates during the attack.
+    """
+    if not all(alive):
+        return 'a worker has ended' if alive[0] else 'the server has ended'
+    if watch.memory > MEMORY or watch.files > FILES:
+        return 'the server exceeded its limits'
+    return '' if during.value > 0 else 'the workers did not train on'

@@ -42,7 +42,7 @@ SETTINGS = [
     '--configs.server.heartbeat=0.5',
     '--configs.server.timeout=10.0',
     '--configs.server.patience=600.0',
-    '--configs.server.checkpoint_seconds=2.0',
+    '--configs.server.checkpoint_seconds=1.0',
 ]
 
 
