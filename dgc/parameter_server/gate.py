@@ -18,6 +18,7 @@ It copies bytes, and decrypts none.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import resource
@@ -202,10 +203,8 @@ class Gate:
     def connection_of(self, descriptor: int) -> Connection | None:
         """The connection whose counterpart at the server's socket is ``descriptor``."""
         try:
-            with socket.socket(fileno=os.dup(descriptor)) as copy:
-                name = copy.getpeername()
-            return self._connections.get(int(Path(os.fsdecode(name)).name))
-        except (OSError, ValueError, TypeError):  # it has ended meanwhile
+            return self._connections.get(int(Path(peer_name(descriptor)).name))
+        except (OSError, ValueError):  # it has ended meanwhile
             return None
 
     def took(self, connection: Connection, frames: int) -> None:
@@ -280,7 +279,9 @@ class Gate:
         for _ in range(ACCEPTED_AT_ONCE):
             try:
                 outside, where = self._listener.accept()
-            except OSError:  # none left, or the peer is gone
+            except OSError as error:  # none left, or the peer is gone
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._evict()
                 return
             outside.setblocking(False)
             outside.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -441,6 +442,18 @@ class Gate:
             self._log.warning('closed a connection of %s: %s', connection.peer, reason)
         elif connection.session and not self._ending:
             self._log.info('a connection of %s has ended', connection.peer)
+
+
+def peer_name(descriptor: int) -> str:
+    """The path to which the other side of a local socket is bound. Raises OSError."""
+    copy = os.dup(descriptor)
+    try:
+        side = socket.socket(fileno=copy)
+    except OSError:  # it is no socket
+        os.close(copy)
+        raise
+    with side:
+        return os.fsdecode(side.getpeername()) if side.family == socket.AF_UNIX else ''
 
 
 def receive(side: socket.socket, block: bytearray) -> int:

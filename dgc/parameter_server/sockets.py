@@ -220,9 +220,9 @@ class SocketLink(Link):
         for event in self._monitor.events():
             if event & CONNECTED:
                 self._connected, self._refused = True, False
-                self._is_known = False
                 self._connections += 1
                 reconnected = self._connections > 1
+                self._is_known = self._is_known and not reconnected
             elif event & DISCONNECTED:
                 if self._connected:
                     self._log.warning('the connection to %s is lost', self.address)
