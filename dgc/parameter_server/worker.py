@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -259,9 +260,10 @@ class WorkerOptimizer(Uncopied):
         self.progress.communicate += time.perf_counter() - start
 
     def _accept_refusal(self, reply: Message) -> None:
-        """Go on without an update that the server has refused: the memory keeps nothing of it.
+        """Go on without an update that the server has refused, and with an empty memory.
 
-        It would be sent again otherwise, and refused again.
+        The update is dropped, since it would be refused again. The memory is emptied, since it
+        holds the unsent part of the same gradients, and their momentum.
         """
         self._declined += 1
         try:
@@ -271,7 +273,11 @@ class WorkerOptimizer(Uncopied):
         self._apply(sections)
         self.version = reply.version
         self._log.warning(
-            'update %d of this worker is refused and dropped: %s', self._updates, reason
+            'update %d of this worker is refused and dropped: %s; its memory, of norm %.3g, is '
+            'emptied',
+            self._updates,
+            reason,
+            math.hypot(*(bucket.state.reset('memory') for bucket in self.buckets)),
         )
         if self._declined >= IN_A_ROW:
             raise ServerError(

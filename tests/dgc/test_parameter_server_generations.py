@@ -70,6 +70,7 @@ def test_after_a_kill_at_any_update_the_model_has_the_same_bits(tmp_path, mode):
             assert trial.world.server.version == version == steps
             assert equal(trial.model(), model)
         assert len(generations.versions(tmp_path)) <= 2
+    trial.worker.step()
     trial.worker.assert_recorded()
 
 

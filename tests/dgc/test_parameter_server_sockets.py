@@ -289,6 +289,30 @@ def test_a_key_file_is_private_and_never_overwritten(tmp_path):
         read_key_file(tmp_path / 'missing')
 
 
+def test_a_key_file_of_another_user_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / 'key'
+    write_key_file(path)
+    mine = os.geteuid()
+    monkeypatch.setattr('dgc.parameter_server.settings.ROOT', -1)
+    monkeypatch.setattr(os, 'geteuid', lambda: mine + 4321)
+    with pytest.raises(ServerError, match=r'key file .* belongs to .*user \d+ in a folder'):
+        read_key_file(path)
+    monkeypatch.setattr('dgc.parameter_server.settings.ROOT', mine)
+    assert len(read_key_file(path)) == 32  # that of root is accepted
+
+
+def test_a_key_file_that_others_could_replace_is_refused(tmp_path):
+    folder = tmp_path / 'keys'
+    folder.mkdir()
+    write_key_file(folder / 'key')
+    for mode in (0o770, 0o707):
+        folder.chmod(mode)
+        with pytest.raises(ServerError, match='can be replaced by others: chmod go-w'):
+            read_key_file(folder / 'key')
+    folder.chmod(0o1777)  # as /tmp, where only its owner may replace a file
+    assert len(read_key_file(folder / 'key')) == 32
+
+
 def test_both_sides_derive_different_pairs():
     assert KEY.server != KEY.worker and KEY != derive_key(bytes(32))
     assert len({*KEY.server, *KEY.worker}) == 4
@@ -320,6 +344,7 @@ def test_an_invalid_address_is_an_error_that_names_the_setting(text):
     [
         ({'timeout': 0.0}, 'timeout must be above 0'),
         ({'timeout': 3.0, 'heartbeat': 2.0}, 'at least 4'),
+        ({'journal': 'sometimes'}, 'none of written, synced, off'),
         ({'bind': 'a:1', 'address': 'a:1'}, 'serves or trains'),
     ],
 )

@@ -17,6 +17,7 @@ from tools.faults.peer import LONG, MORE, Peer, frame, head
 MANY = 3000  # connections, or messages
 VOLUME = 2_500_000_000  # bytes
 MEGABYTE = 2**20
+PATIENCE = 60.0  # seconds beyond the deadline for what is to be sent
 
 
 @dataclass
@@ -41,6 +42,11 @@ class Target:
     def is_over(self) -> bool:
         """Whether to stop."""
         return time.monotonic() > self.deadline
+
+    @property
+    def is_late(self) -> bool:
+        """Whether to stop sending an amount that is not complete."""
+        return time.monotonic() > self.deadline + PATIENCE
 
     def wait(self) -> None:
         """Wait until the end."""
@@ -106,11 +112,11 @@ def unfinished(target: Target, connect: Callable[[], Peer] | None = None) -> str
     """Send frames of a message that never ends."""
     sent = 0
     block = frame(bytes(min(MEGABYTE, target.longest)), MORE)
-    while sent < VOLUME and not target.is_over:
+    while sent < VOLUME and not target.is_late:
         with contextlib.suppress(OSError):
             peer = connect() if connect else Peer(target.address)
             try:
-                while sent < VOLUME and not target.is_over:
+                while sent < VOLUME and not target.is_late:
                     peer.socket.sendall(block)
                     sent += len(block)
             finally:
@@ -166,11 +172,11 @@ def unread(target: Target) -> str:
 def flood(target: Target, make: Callable[[int, int], Message]) -> str:
     """Join, and send MANY messages."""
     count = 0
-    while count < MANY and not target.is_over:
+    while count < MANY and not target.is_late:
         with contextlib.suppress(OSError, StopIteration):
             peer, session = target.joined()
             try:
-                while count < MANY and not target.is_over:
+                while count < MANY and not target.is_late:
                     peer.send(make(session, count).encode())
                     count += 1
             finally:
