@@ -15,11 +15,12 @@ from ps_helpers import World
 from test_parameter_server_sockets import KEY, LOOPBACK, join
 
 from dgc.parameter_server import ServerError, dual_way, protocol
-from dgc.parameter_server.framing import Framer, Limits, Violation
-from dgc.parameter_server.gate import COMMANDS, Bounds, most_connections
+from dgc.parameter_server.framing import ENCRYPTION, Framer, Limits, Violation
+from dgc.parameter_server.gate import COMMANDS, SHORT_IN_FLIGHT, Bounds, most_connections
 from dgc.parameter_server.limited import LINES, LimitedLog
 from dgc.parameter_server.protocol import SHORT, Kind, Message
 from dgc.parameter_server.sockets import Service, use_worker_key
+from tools.faults import attacks
 from tools.faults.peer import COMMAND, GREETING, LONG, MORE, READY, Peer, frame, head
 
 LIMITS = Limits(message=1000, in_flight=2000)
@@ -274,3 +275,38 @@ def test_lines_of_one_kind_are_limited_and_counted(caplog, monkeypatch):
     now[0] = 61.0
     log.warning('peer %d is bad', 500)
     assert '490 further lines of the kind' in caplog.text and 'peer 500 is bad' in caplog.text
+
+
+@pytest.fixture(scope='module')
+def attacked():
+    """A server at which a worker trains, with room for another."""
+    world = World(lambda: dual_way(0.05), slots=2)
+    world.server.timeout = 1.0
+    with Served(world, connections=16) as served:
+        yield served, served.worker()
+
+
+@pytest.mark.parametrize('name', attacks.ATTACKS)
+def test_a_server_under_attack_serves_its_worker(attacked, name, monkeypatch):
+    """The short form of `python -m tools.faults --attack-seconds 20`."""
+    served, worker = attacked
+    monkeypatch.setattr(attacks, 'MANY', 100)
+    monkeypatch.setattr(attacks, 'VOLUME', 5_000_000)
+    monkeypatch.setattr(attacks, 'PATIENCE', 1.0)
+    server, gate = served.world.server, served.gate
+    join = b''.join(server._digests.values())
+    deadline = time.monotonic() + 0.3
+    draw, longest = random.Random(name), server.max_message_bytes
+    target = attacks.Target(served.service.address, join, longest, deadline, draw)
+    attack = threading.Thread(target=attacks.ATTACKS[name], args=(target,))
+    version, most = server.version, 0
+    attack.start()
+    while attack.is_alive():
+        worker.step()
+        connections = list(gate)
+        limit = max(2 * (longest + ENCRYPTION), SHORT_IN_FLIGHT)
+        assert all(each.framer.in_flight <= limit for each in connections)
+        most = max(most, len(connections))
+    worker.step()
+    worker.assert_recorded()
+    assert server.version > version + 1 and most <= 16
