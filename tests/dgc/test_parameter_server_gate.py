@@ -20,8 +20,8 @@ from dgc.parameter_server.gate import COMMANDS, SHORT_IN_FLIGHT, Bounds, most_co
 from dgc.parameter_server.limited import LINES, LimitedLog
 from dgc.parameter_server.protocol import SHORT, Kind, Message
 from dgc.parameter_server.sockets import Service, use_worker_key
-from tools.faults import attacks
-from tools.faults.peer import COMMAND, GREETING, LONG, MORE, READY, Peer, frame, head
+from tools.faults.server import attacks
+from tools.faults.server.peer import COMMAND, GREETING, LONG, MORE, READY, Peer, frame, head
 
 LIMITS = Limits(message=1000, in_flight=2000)
 OPENING = GREETING + frame(READY, COMMAND)
@@ -288,7 +288,7 @@ def attacked():
 
 @pytest.mark.parametrize('name', attacks.ATTACKS)
 def test_a_server_under_attack_serves_its_worker(attacked, name, monkeypatch):
-    """The short form of `python -m tools.faults --attack-seconds 20`."""
+    """The short form of `python -m tools.faults.server`."""
     served, worker = attacked
     monkeypatch.setattr(attacks, 'MANY', 100)
     monkeypatch.setattr(attacks, 'VOLUME', 5_000_000)

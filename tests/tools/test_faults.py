@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from tools.faults import attacked, damage, server_kills
+from tools.faults import damage
+from tools.faults.server import attacked
+from tools.faults.server import kills as server_kills
 from utils import checkpoint, sealed
 from utils.checkpoint import Checkpoints, Position
 
@@ -82,8 +84,10 @@ def test_a_server_that_does_not_hold_is_seen(alive, memory, files, rate, wrong):
 
 @pytest.mark.slow
 def test_a_killed_server_loses_no_acknowledged_update(tmp_path):
-    """A short form of `python -m tools.faults --server-kills 20`."""
+    """A short form of `python -m tools.faults.server --kills 20`."""
     *kills, last = server_kills.kill(tmp_path, 1, seed=1)
     assert len(kills) == 1 and kills[0]['update'] > 0
     assert last['wrong'] == '' and last['code'] == 0
-    assert last['acknowledged'] == last['applied'] == last['in the model'] > kills[0]['update']
+    assert (
+        last['updates acknowledged'] == last['applied'] == last['in the model'] > kills[0]['update']
+    )

@@ -32,7 +32,7 @@ from launching import (
 
 from dgc.parameter_server import Address
 from dgc.parameter_server.protocol import FROM_SERVER, Kind, Message, decode
-from tools.faults.peer import Peer
+from tools.faults.server.peer import Peer
 from utils import sealed
 
 FULL = 'cannot be written (No space left on device): make room there'

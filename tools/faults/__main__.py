@@ -1,4 +1,4 @@
-"""Damage checkpoints, kill runs, attack servers: `python -m tools.faults --help`."""
+"""Damage checkpoints and kill runs: `python -m tools.faults --help`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from models.digits import DigitsCNN
-from tools.faults import attacked, damage, kills, server_kills
+from tools.faults import damage, kills
 from tools.harness.cli import Parser, exit_on_signals, log, non_negative, positive, refuse
 from tools.harness.launch import ROOT, environment
 from utils import sealed
@@ -24,24 +24,16 @@ EXAMPLES = """\
 examples:
     python -m tools.faults --damage 400 --kills 0
     python -m tools.faults --damage 0 --kills 20 --launchers alone 'torchrun 2' --epochs 60
-    python -m tools.faults --damage 0 --kills 0 --attack-seconds 20 --server-kills 20
 
-Prints the tables of docs/reliability.md. Exit status 1 where a damaged checkpoint was used, or a
-better one was not; the final tensors of a killed run differ from those of the undisturbed one; a
-server ended or exceeded its limits under an attack, or its workers did not train on; or an update
-was lost that a killed server had acknowledged.
+Prints the table of docs/reliability.md. Exit status 1 where a damaged checkpoint was used, a better
+one was not, or the final tensors of a killed run differ from those of the undisturbed one.
 """
 FAILED = 1  # exit code
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
-    parser = Parser(
-        PROGRAM,
-        'Damage checkpoints, kill runs of the digits, attack and kill a server of asynchronous '
-        'training, by a seed.',
-        EXAMPLES,
-    )
+    parser = Parser(PROGRAM, 'Damage checkpoints and kill runs of the digits, by a seed.', EXAMPLES)
     add = parser.add_argument
     add('--damage', type=non_negative, default=400, metavar='N', help='damaged checkpoints (400)')
     add('--kills', type=non_negative, default=10, metavar='N',
@@ -50,12 +42,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         help=f'of killed runs: {"; ".join(kills.LAUNCHERS)} (the first two)')  # fmt: skip
     add('--epochs', type=positive, default=40, help='of killed runs (40)')
     add('--steps', type=positive, default=5, help='between checkpoints of killed runs (5)')
-    add('--attack-seconds', type=non_negative, default=10, metavar='S',
-        help='of each attack on a server; 0 for none (10)')  # fmt: skip
-    add('--server-kills', type=non_negative, default=10, metavar='N',
-        help='kills of a server while workers push (10)')  # fmt: skip
-    add('--results', type=Path, metavar='FILE',
-        help='gets a JSON line for each attack on a server and each kill of one')  # fmt: skip
     add('--seed', type=int, default=0, help='of all that is drawn (0)')
     return parser.parse_args(argv)
 
@@ -116,42 +102,6 @@ def kill_rows(
     return row, [] if is_same else [f'{launcher}: the results differ']
 
 
-def note(arguments: argparse.Namespace, what: str, line: dict[str, object]) -> None:
-    """Append a result to the file of results, and print it on stderr."""
-    line = {'fault': what, 'seed': arguments.seed, **line}
-    log(json.dumps(line, ensure_ascii=False))
-    if arguments.results:
-        with arguments.results.open('a') as file:
-            file.write(json.dumps(line, ensure_ascii=False) + '\n')
-
-
-def attack_rows(arguments: argparse.Namespace, folder: Path) -> tuple[list[list[str]], list[str]]:
-    """Attack a server; the rows of the table, and what went wrong."""
-    rows, faults = [], []
-    for line in attacked.attack(folder, arguments.attack_seconds, arguments.seed):
-        note(arguments, 'attack', line)
-        rows.append([str(value) for name, value in line.items() if name != 'wrong'])
-        faults += [f'{line["attack"]}: {line["wrong"]}'] if line['wrong'] else []
-    if faults:
-        log((folder / 'output.txt').read_text(errors='replace')[-3000:])
-    return rows, faults
-
-
-def server_kill_rows(
-    arguments: argparse.Namespace, folder: Path
-) -> tuple[list[list[str]], list[str]]:
-    """Kill a server; the row of the table, and what went wrong."""
-    line: dict[str, object] = {}
-    for line in server_kills.kill(folder, arguments.server_kills, arguments.seed):
-        note(arguments, 'kill of a server', line)
-    if line['wrong']:
-        log((folder / 'output.txt').read_text(errors='replace')[-3000:])
-        return [], [f'kills of a server: {line["wrong"]}']
-    names = ('acknowledged', 'applied', 'in the model', 'difference', 'smallest update')
-    numbers = [f'{line[name]:.2g}' if name in names[3:] else str(line[name]) for name in names]
-    return [[str(arguments.server_kills), *numbers]], []
-
-
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table in Markdown."""
     lines = [head, ['---'] * len(head), *rows]
@@ -182,14 +132,6 @@ def main(argv: Sequence[str]) -> int:
         if rows:
             head = ['launcher', 'kills and signals', 'same bits at the end', 'seconds to go on']
             print(table(head, rows), flush=True)
-        if arguments.attack_seconds:
-            rows, wrong = attack_rows(arguments, Path(name) / 'attacks')
-            faults += wrong
-            print(table(attacked.HEAD, rows), end='\n\n', flush=True)
-        if arguments.server_kills:
-            rows, wrong = server_kill_rows(arguments, Path(name) / 'server')
-            faults += wrong
-            print(table(server_kills.HEAD, rows), flush=True)
     for fault in faults:
         log(fault)
     return FAILED if faults else 0

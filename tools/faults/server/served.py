@@ -17,8 +17,8 @@ from dgc.parameter_server import Address, Asynchronous, WorkerOptimizer
 from dgc.parameter_server.model import FloatBuffers, agreement_digests
 from dgc.parameter_server.protocol import FROM_SERVER, Kind, Message, decode, max_message_bytes
 from dgc.parameter_server.sockets import SocketLink
-from tools.faults.attacks import Target
-from tools.faults.peer import Peer
+from tools.faults.server.attacks import Target
+from tools.faults.server.peer import Peer
 from tools.harness.launch import ROOT, environment
 from utils.build import build_optimizer, common
 from utils.checks import build_composition

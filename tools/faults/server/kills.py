@@ -16,13 +16,13 @@ from torch import Tensor
 from dgc.parameter_server import Address
 from dgc.parameter_server.protocol import Kind, Message, decode_sections
 from dgc.parameter_server.sockets import SocketLink
-from tools.faults.served import START, WORKERS, Setup, ended
+from tools.faults.server.served import START, WORKERS, Setup, ended
 from utils import sealed
 
 # Of θ, against the largest element of the smallest update: float32 sums in another order.
 TOLERANCE = 0.01
 HEAD = (
-    'kills of a server',
+    'kills of the server',
     'updates acknowledged',
     'applied',
     'in the model',
@@ -119,15 +119,19 @@ def kill(folder: Path, kills: int, seed: int) -> Iterator[dict[str, object]]:
             server = processes[0] = setup.serve(WORKERS)
             version = setup.wait_for_version(0, server)
             if version is None:
-                yield {'kill': number, 'wrong': 'the server did not start again'}
+                yield {'number': number, 'wrong': 'the server did not start again'}
                 return
-            yield {'kill': number, 'update': version, 'seconds': round(time.monotonic() - start, 1)}
+            seconds = round(time.monotonic() - start, 1)
+            yield {'number': number, 'update': version, 'seconds': seconds, 'wrong': ''}
         setup.wait_for_version((version or 0) + 1, server)
         for pusher in pushers:
             pusher.stop()
         server.send_signal(signal.SIGTERM)
         code = server.wait(START)
-        yield {'code': code, **balance(setup, first, pushers)}
+        line = {'kills of the server': kills, 'code': code, **balance(setup, first, pushers)}
+        if code:
+            line['wrong'] = f'the server ended with {code} after SIGTERM'
+        yield line
 
 
 def balance(setup: Setup, first: dict[str, Tensor], pushers: Sequence[Pusher]) -> dict[str, object]:
@@ -148,11 +152,11 @@ def balance(setup: Setup, first: dict[str, Tensor], pushers: Sequence[Pusher]) -
             least = min(least, max(float(part.values.abs().max()) for part in parts))
     errors = [str(each.error) for each in pushers if each.error is not None]
     return {
-        'acknowledged': sum(acknowledged.values()),
+        'updates acknowledged': sum(acknowledged.values()),
         'applied': sum(state['applied'].values()),
         'in the model': state['version'],
-        'difference': difference,
-        'smallest update': least,
+        'largest difference of θ': difference,
+        'largest element of the smallest update': least,
         'wrong': '; '.join(errors) or faults_of(acknowledged, state, difference / least),
     }
 

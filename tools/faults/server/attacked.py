@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tools.faults.attacks import ATTACKS
-from tools.faults.served import FILES, MEMORY, WORKERS, Setup, ended
+from tools.faults.server.attacks import ATTACKS
+from tools.faults.server.served import FILES, MEMORY, WORKERS, Setup, ended
 
 SAMPLE = 0.05  # seconds between two looks at the server's memory
 TRIES = 50  # of a stranger who asks for the number of updates
@@ -121,7 +121,7 @@ def attack(
                 'amount': did,
                 'updates/s before': before.value,
                 'updates/s during': during.value,
-                'memory, MB': round(watch.memory / 1e6),
+                'memory of the server, MB': round(watch.memory / 1e6),
                 'open files': watch.files,
                 'wrong': faults_of(
                     [process.poll() is None for process in processes], watch, during

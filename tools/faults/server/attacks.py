@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dgc.parameter_server import Address
 from dgc.parameter_server.protocol import Kind, Message
-from tools.faults.peer import LONG, MORE, Peer, frame, head
+from tools.faults.server.peer import LONG, MORE, Peer, frame, head
 
 MANY = 3000  # connections, or messages
 VOLUME = 2_500_000_000  # bytes
