@@ -45,7 +45,8 @@ GREETING_SECONDS = 10.0  # from a connection to the end of its greeting
 SWEEP_SECONDS = 0.5
 SOCKETS = 3  # descriptors of a connection: outside, inside, and that of ZeroMQ
 SPARE = 96  # descriptors for files, threads and libraries
-CONNECTIONS, PER_WORKER = 256, 4  # by default
+CONNECTIONS, PER_WORKER = 256, 4  # by default: for anybody, and for each worker
+OF_SESSION = 3  # connections of one worker, which uses two and may have lost one
 BACKLOG = 512  # connections that the system has accepted for us
 LONGEST_PATH = 90  # bytes; a socket's path has at most 107
 ACCEPTED_AT_ONCE = 64
@@ -214,7 +215,7 @@ class Gate:
             self._wake_up()
 
     def admit(self, connection: Connection, session: int, pushes: bool) -> None:
-        """A worker that holds a slot uses ``connection``; the oldest of three is dropped.
+        """A worker that holds a slot uses ``connection``; of more than three the oldest is dropped.
 
         Args:
             connection: Of a valid message.
@@ -227,7 +228,7 @@ class Gate:
             return
         connection.session = session
         same = sorted((c for c in self if c.session == session), key=lambda each: each.begun)
-        for each in same[: -(PER_WORKER - 1)]:
+        for each in same[:-OF_SESSION]:
             self.drop(each, 'its worker has newer ones')
 
     def release(self, connection: Connection) -> None:
@@ -284,8 +285,9 @@ class Gate:
                     self._evict()
                 return
             outside.setblocking(False)
-            outside.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            outside.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            with contextlib.suppress(OSError):  # the peer is gone, which reading shows
+                outside.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                outside.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if len(self._connections) >= self.bounds.connections and not self._evict():
                 self._log.warning('refused a connection of %s: workers use all of them', where[0])
                 outside.close()
