@@ -386,7 +386,10 @@ class Service:
     def _connection(self, name: bytes, frame: zmq.Frame) -> Connection | None:
         """The connection at the gate through which a message came; None where it has ended."""
         if name not in self._known:
-            found = self._gate.connection_of(int(frame.get(zmq.SRCFD)))
+            try:
+                found = self._gate.connection_of(int(frame.get(zmq.SRCFD)))
+            except zmq.ZMQError:
+                found = None
             if found is None:
                 return None
             self._known[name] = found

@@ -60,7 +60,7 @@ class Watch:
 
 @dataclass
 class Rate:
-    """Updates per second while a block runs."""
+    """Updates per second while a block runs; 0 where the server does not answer."""
 
     setup: Setup
     value: float = 0.0
@@ -70,17 +70,18 @@ class Rate:
         return self
 
     def __exit__(self, *error: object) -> None:
-        made = self._version() - self._first
-        self.value = round(made / (time.monotonic() - self._start), 1)
+        last = self._version()
+        if self._first is not None and last is not None:
+            self.value = round((last - self._first) / (time.monotonic() - self._start), 1)
 
-    def _version(self) -> int:
-        """The number of updates; 0 where the server does not answer."""
+    def _version(self) -> int | None:
+        """The number of updates, for which a stranger may have to ask several times."""
         for _ in range(TRIES):
             version = self.setup.version()
             if version is not None:
                 return version
             time.sleep(0.1)
-        return 0
+        return None
 
 
 def attack(
@@ -123,9 +124,7 @@ def attack(
                 'updates/s during': during.value,
                 'memory of the server, MB': round(watch.memory / 1e6),
                 'open files': watch.files,
-                'wrong': faults_of(
-                    [process.poll() is None for process in processes], watch, during
-                ),
+                'wrong': faults_of(alive, watch, during),
             }
             if not alive[0]:
                 return
