@@ -90,6 +90,7 @@ sanitize: requirements ## test and fuzz the C++ kernels under AddressSanitizer a
 
 faults: requirements ## damage checkpoints and kill runs, and compare what comes out
 	@$(BIN)/python -m tools.faults $(ARGS)
+	@$(BIN)/python -m tools.faults.server $(SERVER_ARGS)
 
 lint: requirements ## check style (ruff), types (mypy) and the direction of imports
 	$(BIN)/ruff check .
