@@ -34,7 +34,7 @@ configs.engine.warning_seconds = described(
     30.0, 'Seconds of waiting in one call until a line names the ranks and the bucket waited for.'
 )
 configs.engine.abort_seconds = described(
-    1800.0, 'Seconds of waiting in one call until the run ends. Also the limit of Horovod and gloo.'
+    None, 'Seconds of waiting in one call until the run ends. None: from the measured steps.'
 )
 
 # Beside the checkpoints at the end of each epoch: docs/reliability.md.
