@@ -46,6 +46,22 @@ configs.checkpoint.every_minutes = described(
     None, 'Minutes between checkpoints within an epoch. None: none are saved by time.'
 )
 
+configs.checkpoint.most_growth = described(
+    10.0, "By what factor the weights' norm may grow between checkpoints, for one to be resumed."
+)
+
+# Where steps are skipped, which configs.train.compression.nonfinite = 'skip' allows.
+configs.rollback = Config()
+configs.rollback.after_skips = described(
+    None, 'Skipped steps in a row until training goes back to the last good checkpoint. None: never.'
+)
+configs.rollback.lr_factor = described(0.5, 'By what the learning rate is multiplied then.')
+configs.rollback.times = described(3, 'How often, until training ends.')
+
+configs.agreement = described(
+    None, 'Steps between comparisons of all parameters and buffers over the ranks. None: epochs.'
+)
+
 # The server of asynchronous training: configs/dgs/, docs/parameter_server.md.
 configs.server = described(Config(ServerSettings), 'The server of asynchronous training.')
 

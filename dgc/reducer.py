@@ -122,6 +122,7 @@ class Reducer:
             ranks.
         unused: The names of the parameters that no rank used in the last step.
         scaling: The scale that the results are multiplied by; None for none.
+        skips: Exchanges that were skipped since the last one that was not; the same on all ranks.
     """
 
     def __init__(self, buckets: Sequence[Bucket], composition: Composition, engine: Engine) -> None:
@@ -139,6 +140,7 @@ class Reducer:
         self.find_unused = False
         self.unused: set[str] = set()
         self.scaling: Scaling | None = None
+        self.skips = 0
         self._kept: dict[int, Mapping[str, Sequence[Tensor]]] = {}  # state of what is unused here
         self._size = engine.size
         self._snapshots: dict[int, Mapping[str, Any]] = {}  # the state before this exchange
@@ -240,6 +242,7 @@ class Reducer:
         self.progress.wait += time.perf_counter() - start
         self.progress.steps += 1
         usable = not (self._discards or any(outcome.non_finite for outcome in outcomes))
+        self.skips = 0 if usable else self.skips + 1
         if not usable:
             self._roll_back()
         self._release(usable and not is_final)

@@ -70,8 +70,8 @@ class Patience:
         """Return the seconds until a wait ends.
 
         Four times what is expected, since the slowest steps may be yet to come; but at least 4
-        times ``warning_seconds``, or 20 times where the rank that is waited for is known to run: it may
-        do what it has not done before, such as an evaluation on rank 0 alone.
+        times ``warning_seconds``, or 20 times where the rank that is waited for is known to run: it
+        may do what it has not done before, such as an evaluation on rank 0 alone.
 
         Args:
             expected: As in ``Wait``, the longest on any rank.

@@ -12,7 +12,7 @@ from utils.checkpoint import Checkpoints, Position
 from utils.curves import Curves
 from utils.files import WriteError, replacing
 from utils.log import Metrics, RunLog, environment
-from utils.progress import closing_table
+from utils.progress import bytes_row, closing_table
 
 
 def parts(rank: int = 0) -> SimpleNamespace:
@@ -102,6 +102,10 @@ def test_a_damaged_line_of_metrics_is_skipped_with_a_warning(tmp_path, caplog, l
     assert f'{path}: line 2 is damaged' in caplog.text
     write(tmp_path, range(2, 3), 2)
     assert epochs(tmp_path) == [0, 1, 2]
+
+
+def test_local_steps_without_an_outer_step_have_sent_nothing():
+    assert bytes_row({'bytes/sent': 0, 'bytes/dense': 100}).startswith('none: there were fewer')
 
 
 def test_the_closing_table_skips_lines_without_its_numbers(tmp_path, capsys):

@@ -20,8 +20,8 @@ Lines = Sequence[Mapping[str, Any]]
 
 def tables(lines: Lines) -> str:
     """Both tables, in Markdown."""
-    head = ('run', 'faults', 'runs', 'same bits', 'steps again: median, most')
-    head += ('seconds to go on: median, 95 %',)
+    head = ['run', 'faults', 'runs', 'same bits', 'steps again: median, most']
+    head += ['seconds to go on: median, 95 %']
     blocks = []
     if rows := list(run_rows(lines)):
         blocks.append(table(head, rows))

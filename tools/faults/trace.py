@@ -36,7 +36,7 @@ class Traced(nn.CrossEntropyLoss):
         """Compute the loss of a batch, and note it."""
         loss = super().forward(outputs, targets)
         words = ' '.join(map(str, targets[:TARGETS].tolist()))
-        line = f'{time.time():.3f} {self._start} {loss.item().hex()} {words}\n'
+        line = f'{time.time():.3f} {self._start} {float(loss).hex()} {words}\n'
         os.write(self._file, line.encode())
         return loss
 
