@@ -32,6 +32,7 @@ SIGNALLED = 143  # exit code of train.py after SIGTERM
 LIMIT = 400.0  # seconds until a start must have come to a step, or to its end
 BALLAST = 48_000_000  # bytes in a checkpoint whose writing is to be met
 POLL = 0.001  # seconds
+PAUSE = 2.0  # seconds, between a step and a fault: up to two times as many
 EARLY, START = 0.1, 10.0  # one start in ten is killed at once, within so many seconds
 
 
@@ -210,7 +211,7 @@ class Run:
             process: The start.
             gone: The processes that trained before it.
         """
-        most = 2.0 + 2.0 * self.draw.random()
+        most = PAUSE * (1.0 + self.draw.random())
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(self.draw.uniform(0.0, most))
         number = signal.SIGKILL
