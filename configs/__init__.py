@@ -53,7 +53,8 @@ configs.checkpoint.most_growth = described(
 # Where steps are skipped, which configs.train.compression.nonfinite = 'skip' allows.
 configs.rollback = Config()
 configs.rollback.after_skips = described(
-    None, 'Skipped steps in a row until training goes back to the last good checkpoint. None: never.'
+    None,
+    'Skipped steps in a row until training goes back to the last good checkpoint. None: never.',
 )
 configs.rollback.lr_factor = described(0.5, 'By what the learning rate is multiplied then.')
 configs.rollback.times = described(3, 'How often, until training ends.')

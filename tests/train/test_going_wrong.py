@@ -68,7 +68,7 @@ def test_skipped_steps_lead_back_to_the_checkpoint_before_them(tmp_path):
     rolled = job.run('rolled', '8 9')
     (line,) = [line for line in rolled.done.lines if 'going back' in line]
     assert line == (
-        '2 steps in a row were skipped until 4 steps of epoch 1: going back to e0001.s000001, '
+        'skipped steps, 2 in a row, until 4 steps of epoch 1: going back to e0001.s000001, '
         'with the learning rate times 0.5'
     )
     straight = job.run('straight', '')
@@ -95,13 +95,13 @@ def test_a_run_goes_back_so_often_and_then_ends(tmp_path):
     factors = [line.rpartition(' ')[2] for line in run.done.lines if 'going back' in line]
     assert factors == ['0.5', '0.25']
     (line,) = run.done.complaints
-    assert line.startswith('train.py: 2 steps in a row were skipped until ')
+    assert line.startswith('train.py: skipped steps, 2 in a row, until ')
     assert ', after 2 rollbacks (configs.rollback.times): lower the learning rate' in line
 
 
 def test_without_a_checkpoint_there_is_nothing_to_go_back_to(tmp_path):
     (line,) = Job(tmp_path, NAN, *SKIP).run('runs', '1 2', code=3).done.complaints
-    assert 'were skipped until 2 steps of epoch 0, and there is nothing to go back to' in line
+    assert '2 in a row, until 2 steps of epoch 0, and there is nothing to go back to' in line
 
 
 def test_weights_that_explode_are_saved_and_never_gone_on_from(tmp_path):

@@ -43,7 +43,7 @@ class SkippedSteps:
             self._before = position
         elif skips >= self._most:
             made = f'{position.step} steps of epoch {position.epoch}'
-            raise RolledBack(f'{skips} steps in a row were skipped until {made}', self._before)
+            raise RolledBack(f'skipped steps, {skips} in a row, until {made}', self._before)
 
 
 class Rollbacks:
