@@ -99,6 +99,14 @@ def test_a_run_goes_back_so_often_and_then_ends(tmp_path):
     assert ', after 2 rollbacks (configs.rollback.times): lower the learning rate' in line
 
 
+def test_a_run_that_was_resumed_goes_back_to_where_it_began(tmp_path):
+    job = Job(tmp_path, NAN, *SKIP)
+    job.run('runs', '', '--configs.train.num_epochs=1', '--name', 'run')
+    run = job.run('runs', '1 2', '--resume', 'auto', '--name', 'run', code=3)
+    assert sum('going back to e0000, ' in line for line in run.done.lines) == 3
+    assert ', after 3 rollbacks (configs.rollback.times)' in run.done.complaints[0]
+
+
 def test_without_a_checkpoint_there_is_nothing_to_go_back_to(tmp_path):
     (line,) = Job(tmp_path, NAN, *SKIP).run('runs', '1 2', code=3).done.complaints
     assert '2 in a row, until 2 steps of epoch 0, and there is nothing to go back to' in line

@@ -26,11 +26,14 @@ class SkippedSteps:
     Args:
         optimizer: Counts them, alike on all ranks.
         most: Skipped steps in a row.
+        first: Where training begins.
     """
 
-    def __init__(self, optimizer: DistributedOptimizer | LocalSteps, most: int) -> None:
+    def __init__(
+        self, optimizer: DistributedOptimizer | LocalSteps, most: int, first: Position
+    ) -> None:
         self._optimizer, self._most = optimizer, most
-        self._before = Position(0)  # before the first of them
+        self._before = first  # before the first of them
 
     def __call__(self, position: Position) -> None:
         """Look at the step that has led to ``position``.

@@ -320,8 +320,9 @@ class Saver(EpochHooks):
             self.checkpoints.discard(self._exploded)
         self._exploded = position
         log.warning(
-            'the checkpoint %s is never gone on from: the norm of its weights is %.3g',
-            *(position, value),
+            'the checkpoint %s is never gone on from: its weights have exploded or are not finite '
+            '(their norm on rank %d is %.3g)',
+            *(position, self._parts.engine.rank, value),
         )
 
     def _stop(self, number: int, position: Position) -> None:

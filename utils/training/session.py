@@ -138,7 +138,7 @@ class Session:
         begins = goes_on and self._experiment.is_auto and saved is None and not folder.exists()
         resumed_at = written(saved, engine, first) if goes_on and not begins else None
         log = start_log(folder, parts, configs, resumed_at)
-        checks = build_checks(configs, parts)
+        checks = build_checks(configs, parts, first)
         saver = Saver(parts, configs, folder, log, self._signals, saved, first, checks)
         if self._rollbacks.done and saved is not None:
             saver.replace(saved, first)
@@ -172,15 +172,17 @@ class Session:
         return 0
 
 
-def build_checks(configs: Config, parts: Parts) -> list[Callable[[Position], None]]:
-    """What is looked at after each step."""
+def build_checks(
+    configs: Config, parts: Parts, first: Position
+) -> list[Callable[[Position], None]]:
+    """What is looked at after each step of training from ``first`` on."""
     optimizer = parts.optimizer
     assert not isinstance(optimizer, WorkerOptimizer)  # that of a parameter server
     checks: list[Callable[[Position], None]] = []
     if configs.agreement is not None:
         checks.append(Agreeing(parts.model, optimizer, parts.engine, configs.agreement))
     if configs.rollback.after_skips is not None:
-        checks.append(SkippedSteps(optimizer, configs.rollback.after_skips))
+        checks.append(SkippedSteps(optimizer, configs.rollback.after_skips, first))
     return checks
 
 
