@@ -29,6 +29,7 @@ NAMED = 8  # ranks that a message lists
 SLOWER = 4.0
 SILENT, BUSY = 4.0, 20.0
 MOST = 1800.0  # seconds; also the limit before times are known
+EXIT_SECONDS = 5.0  # that the end of a process waits for a request to the channel
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ class Watch:
         self._stopped.set()
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(timeout=1)
+                thread.join(timeout=EXIT_SECONDS)
 
     def _beat(self, channel: Channel) -> None:
         """Publish this rank's state every period; read the others' while it waits."""
