@@ -175,12 +175,11 @@ class Run:
     def disturb(self, process: subprocess.Popen[bytes]) -> int:
         """Do faults to a start, until it ends; returns its exit code."""
         gone = {step.pid for step in trace.read(self.trace)}
-        if self.plan.kind == 'times' and self.plan.faults and self.draw.random() < EARLY:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(self.draw.uniform(0.0, START))
-            if self.send(signal.SIGKILL, ranks(process)):
-                return process.wait(LIMIT)
-        while len(self.faults) < self.plan.faults and self.wait_for_step(process, gone):
+        is_early = self.plan.kind == 'times' and self.draw.random() < EARLY
+        most = self.plan.faults
+        if len(self.faults) < most and is_early and self.kill_at_start(process):
+            most = 0  # the start ends by it
+        while len(self.faults) < most and self.wait_for_step(process, gone):
             if self.plan.kind == 'writes':
                 done = self.kill_in_writing(process)
             else:
@@ -203,6 +202,12 @@ class Run:
         return False
 
     # ------------------------------------------------------------ faults
+
+    def kill_at_start(self, process: subprocess.Popen[bytes]) -> bool:
+        """Kill all ranks at a random time after their start; returns whether there was one."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(self.draw.uniform(0.0, START))
+        return self.send(signal.SIGKILL, ranks(process))
 
     def fault_at_random(self, process: subprocess.Popen[bytes], gone: set[int]) -> bool:
         """Wait for a random time, then kill or signal a rank, or all; returns whether one was.
@@ -262,14 +267,14 @@ class Run:
     def judge(self, reference: Sequence[Step]) -> None:
         """Count the steps that were begun again after each fault, and the seconds until then."""
         steps = trace.read(self.trace)
+        if {(step.rank, step.key) for step in steps} - {(s.rank, s.key) for s in reference}:
+            self.wrong.append('a step has a loss that the undisturbed run has not')
+            return
         for fault in self.faults:
             gone = {step.pid for step in steps if step.time <= fault.time}
             later = [s.time for s in steps if s.time > fault.time and s.pid not in gone]
             fault.seconds = round(min(later) - fault.time, 1) if later else None
-            try:
-                fault.again = trace.steps_again(steps, reference, fault.time)
-            except LookupError:
-                self.wrong.append('a step has a loss that the undisturbed run has not')
+            fault.again = trace.steps_again(steps, reference, fault.time)
 
 
 def below(pid: int) -> Iterator[int]:
@@ -292,8 +297,7 @@ def ranks(process: subprocess.Popen[bytes]) -> list[int]:
             words = Path(f'/proc/{pid}/cmdline').read_bytes().split(b'\0')
         except OSError:
             continue
-        is_python = b'python' in words[0]
-        if is_python and (b'train.py' in words[1:3] or words[2:3] == [b'train.py']):
+        if b'python' in words[0] and b'train.py' in words[1:4]:  # and not behind a launcher's words
             found.append(pid)
     return found
 
