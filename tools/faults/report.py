@@ -38,7 +38,9 @@ def run_rows(lines: Lines) -> Iterable[list[str]]:
             name = line['launcher'], line['kind']
             for fault in line['faults']:
                 groups.setdefault((*name, fault['what']), []).append((number, fault))
-    for (launcher, kind, what), faults in groups.items():
+    kinds = [*TITLES]
+    for name in sorted(groups, key=lambda name: (kinds.index(name[1]), name[0], name[2])):
+        (launcher, kind, what), faults = name, groups[name]
         runs = {number for number, _ in faults}
         same = sum(not lines[number]['wrong'] for number in runs)
         counted = [f for _, f in faults if kind != 'writes' or f['partial'] is not None]
