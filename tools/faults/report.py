@@ -39,8 +39,8 @@ def run_rows(lines: Lines) -> Iterable[list[str]]:
             for fault in line['faults']:
                 groups.setdefault((*name, fault['what']), []).append((number, fault))
     kinds = [*TITLES]
-    for name in sorted(groups, key=lambda name: (kinds.index(name[1]), name[0], name[2])):
-        (launcher, kind, what), faults = name, groups[name]
+    for group in sorted(groups, key=lambda group: (kinds.index(group[1]), group[0], group[2])):
+        (launcher, kind, what), faults = group, groups[group]
         runs = {number for number, _ in faults}
         same = sum(not lines[number]['wrong'] for number in runs)
         counted = [f for _, f in faults if kind != 'writes' or f['partial'] is not None]
