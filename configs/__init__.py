@@ -34,7 +34,7 @@ configs.engine.warning_seconds = described(
     30.0, 'Seconds of waiting in one call until a line names the ranks and the bucket waited for.'
 )
 configs.engine.abort_seconds = described(
-    1800.0, 'Seconds of waiting in one call until the run ends. Also the limit of Horovod and gloo.'
+    None, 'Seconds of waiting in one call until the run ends. None: from the measured steps.'
 )
 
 # Beside the checkpoints at the end of each epoch: docs/reliability.md.
@@ -44,6 +44,23 @@ configs.checkpoint.every_steps = described(
 )
 configs.checkpoint.every_minutes = described(
     None, 'Minutes between checkpoints within an epoch. None: none are saved by time.'
+)
+
+configs.checkpoint.most_growth = described(
+    10.0, "By what factor the weights' norm may grow between checkpoints, for one to be resumed."
+)
+
+# Where steps are skipped, which configs.train.compression.nonfinite = 'skip' allows.
+configs.rollback = Config()
+configs.rollback.after_skips = described(
+    None,
+    'Skipped steps in a row until training goes back to the last good checkpoint. None: never.',
+)
+configs.rollback.lr_factor = described(0.5, 'By what the learning rate is multiplied then.')
+configs.rollback.times = described(3, 'How often, until training ends.')
+
+configs.agreement = described(
+    None, 'Steps between comparisons of all parameters and buffers over the ranks. None: epochs.'
 )
 
 # TensorBoard: docs/report.md.

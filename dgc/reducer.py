@@ -124,6 +124,7 @@ class Reducer:
         scaling: The scale that the results are multiplied by; None for none.
         watch: Is called on the engine's thread with each bucket and this rank's message; None for
             none.
+        skips: Exchanges that were skipped since the last one that was not; the same on all ranks.
     """
 
     def __init__(self, buckets: Sequence[Bucket], composition: Composition, engine: Engine) -> None:
@@ -142,6 +143,7 @@ class Reducer:
         self.unused: set[str] = set()
         self.scaling: Scaling | None = None
         self.watch: Callable[[Bucket, Sparse], None] | None = None
+        self.skips = 0
         self._kept: dict[int, Mapping[str, Sequence[Tensor]]] = {}  # state of what is unused here
         self._size = engine.size
         self._snapshots: dict[int, Mapping[str, Any]] = {}  # the state before this exchange
@@ -243,6 +245,7 @@ class Reducer:
         self.progress.wait += time.perf_counter() - start
         self.progress.steps += 1
         usable = not (self._discards or any(outcome.non_finite for outcome in outcomes))
+        self.skips = 0 if usable else self.skips + 1
         if not usable:
             self._roll_back()
         self._release(usable and not is_final)

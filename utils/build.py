@@ -88,6 +88,7 @@ class Parts(Evaluated):
         return {
             'model': self.model.state_dict(),
             'optimizer': self.optimizer.state_dict(),
+            'rate_factor': self.rate.factor,
             **({'plan': json.dumps(Plan(plan.buckets).to_json())} if plan else {}),
         }
 
@@ -111,6 +112,7 @@ class Parts(Evaluated):
         self.optimizer.load_state_dict({**saved.state['optimizer'], 'steps': steps})
         for group, configured in zip(self.optimizer.param_groups, settings, strict=True):
             group.update({**configured, 'params': group['params']})
+        self.rate.factor = saved.rate_factor
         self.rate.resume(steps)
         return Position(saved.position.epochs, step)
 

@@ -40,6 +40,7 @@ def check_settings(configs: Config) -> None:
         check_number(f'configs.{path}', configs[section][name], least, int)
     check_checkpoint(configs.checkpoint)
     check_log(configs.log)
+    check_rollback(configs)
     if not isinstance(configs.seed, int):
         raise ConfigError(
             f'configs.seed = {configs.seed!r}: a run needs a number, by which its ranks agree on '
@@ -71,6 +72,24 @@ def check_checkpoint(settings: Config) -> None:
         check_number('configs.checkpoint.every_steps', settings.every_steps, 1, int)
     if settings.every_minutes is not None:
         check_number('configs.checkpoint.every_minutes', settings.every_minutes, MIN_MINUTES, float)
+    if settings.most_growth is not None:
+        check_number('configs.checkpoint.most_growth', settings.most_growth, 1, float)
+
+
+def check_rollback(configs: Config) -> None:
+    """Raise ConfigError for settings of rollbacks and of ``agreement`` that cannot be meant."""
+    settings = configs.rollback
+    if settings.after_skips is not None:
+        check_number('configs.rollback.after_skips', settings.after_skips, 1, int)
+    check_number('configs.rollback.times', settings.times, 1, int)
+    check_number('configs.rollback.lr_factor', settings.lr_factor, 0, float)
+    if not 0 < settings.lr_factor <= 1:
+        raise ConfigError(
+            f'configs.rollback.lr_factor = {settings.lr_factor}: expected a number above 0, and at '
+            'most 1'
+        )
+    if configs.agreement is not None:
+        check_number('configs.agreement', configs.agreement, 1, int)
 
 
 def check_number(path: str, value: Any, least: float, kind: type) -> None:
@@ -110,11 +129,21 @@ def check_asynchronous(configs: Config) -> None:
             f'configs.log.histogram_steps = {configs.log.histogram_steps} has no effect with a '
             'parameter server, whose workers write no files: leave it out'
         )
-    for name, value in configs.checkpoint.items():
+    for name in ('every_steps', 'every_minutes'):
+        if configs.checkpoint[name] is not None:
+            raise ConfigError(
+                f'configs.checkpoint.{name} = {configs.checkpoint[name]!r} has no effect with a '
+                'parameter server: its checkpoints are saved every '
+                'configs.server.checkpoint_seconds'
+            )
+    for name, value in (
+        ('rollback.after_skips', configs.rollback.after_skips),
+        ('agreement', configs.agreement),
+    ):
         if value is not None:
             raise ConfigError(
-                f'configs.checkpoint.{name} = {value!r} has no effect with a parameter server: its '
-                'checkpoints are saved every configs.server.checkpoint_seconds'
+                f'configs.{name} = {value!r} has no effect with a parameter server, whose workers '
+                'make no steps together: leave it out'
             )
     averaging = function_name(configs.train.averaging)
     if averaging != EveryStep.__name__:

@@ -15,6 +15,7 @@ from pathlib import Path
 UNNAMED = (
     *('configs.checkpoint.', 'configs.data.', 'configs.engine.', 'configs.log.'),
     'configs.server.',
+    'configs.agreement',
     *('configs.dataset.root', 'configs.dataset.download'),
 )
 MAX_STACK, MAX_OVERRIDES, MAX_SUFFIX, MAX_NAME = 120, 60, 40, 240  # bytes

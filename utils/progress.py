@@ -327,5 +327,7 @@ def bytes_row(total: dict[str, float]) -> str:
         return 'none: there is one worker'
     if sent == dense:
         return f'{sent / 1e6:,.2f} MB per worker, uncompressed'
+    if not sent:
+        return 'none: there were fewer local steps than an outer step takes'
     ratio = f'{dense / sent:,.1f}× fewer bytes'
     return f'{sent / 1e6:,.2f} MB per worker; dense would be {dense / 1e6:,.2f} MB: {ratio}'

@@ -14,7 +14,7 @@ from utils.curves import Curves
 from utils.files import WriteError, replacing
 from utils.lines import untimed
 from utils.log import Metrics, RunLog, environment
-from utils.progress import closing_table
+from utils.progress import bytes_row, closing_table
 
 
 def parts(rank: int = 0) -> SimpleNamespace:
@@ -142,6 +142,10 @@ def test_the_closing_table_names_the_report_and_the_best_model(tmp_path, capsys)
     assert '27.5× fewer bytes' in said
     assert f'python -m tools.report {tmp_path}' in said
     assert f'{tmp_path}/run/checkpoints/e0000.r0of1.pth' in said
+
+
+def test_local_steps_without_an_outer_step_have_sent_nothing():
+    assert bytes_row({'bytes/sent': 0, 'bytes/dense': 100}).startswith('none: there were fewer')
 
 
 def test_the_closing_table_skips_lines_without_its_numbers(tmp_path, capsys):
