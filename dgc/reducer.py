@@ -232,6 +232,7 @@ class Reducer:
                 self._published(bucket, future)
                 for bucket, future in zip(self.buckets, self._pending, strict=True)
             ]
+            self.engine.confirm()
         except Exception:  # the engine failed, perhaps since another rank is gone
             self._abandon()
             raise
@@ -292,6 +293,15 @@ class Reducer:
         """
         self._abandon()
         restore([bucket.state for bucket in self.buckets], state_dict, self.engine.size)
+
+    def resize(self) -> None:
+        """Go on with the engine's present rank and world size, between two steps.
+
+        The state of the parts must have been converted to it (``dgc.elastic``).
+        """
+        self._size = self.engine.size
+        for bucket in self.buckets:
+            bucket.resize(self.engine.rank, self.engine.size)
 
     def release(self) -> None:
         """Leave the engine to another reducer. To be called on all ranks, between two steps."""
