@@ -82,14 +82,47 @@ def check_node(path: str, value: Any) -> None:
 
 
 def check_synchronous(configs: Config) -> None:
-    """Raise ConfigError for settings of a server, which synchronous training does not have."""
-    for name, value in configs.server.items():
-        default = configs.server._parameters[name].default
-        if value != default:
+    """Raise ConfigError for settings of a server or of elastic workers, which synchronous training
+    does not have."""
+    check_unset(configs, 'server', 'synchronous training has no server', 'a file of configs/dgs/')
+    reason = 'the number of workers is fixed in synchronous training'
+    check_unset(configs, 'elastic', reason, 'configs/elastic/torchft.py')
+    if configs.engine.name == 'torchft':
+        raise ConfigError(
+            'configs.engine.name = torchft is for workers that may die and join: add '
+            'configs/elastic/torchft.py to --configs'
+        )
+
+
+def check_unset(configs: Config, section: str, reason: str, remedy: str) -> None:
+    """Raise ConfigError where a setting of ``section`` is not its default."""
+    for name, value in configs[section].items():
+        if value != configs[section]._parameters[name].default:
             raise ConfigError(
-                f'configs.server.{name} is set, and synchronous training has no server: '
-                'add a file of configs/dgs/ to --configs'
+                f'configs.{section}.{name} is set, and {reason}: add {remedy} to --configs'
             )
+
+
+def check_elastic(configs: Config) -> None:
+    """Raise ConfigError for what workers that may die and join do not have."""
+    if configs.engine.name not in (None, 'torchft'):
+        raise ConfigError(
+            f'configs.engine.name = {configs.engine.name} does not fit configs/elastic/: leave it '
+            'out'
+        )
+    check_unset(configs, 'server', 'elastic workers have no server', 'a file of configs/dgs/')
+    for name, value in configs.checkpoint.items():
+        if value is not None:
+            raise ConfigError(
+                f'configs.checkpoint.{name} = {value!r} has no effect with elastic workers, which '
+                'save no checkpoints: a worker that joins takes the state of another one'
+            )
+    averaging = function_name(configs.train.averaging)
+    if averaging != EveryStep.__name__:
+        raise ConfigError(
+            f'configs.train.averaging = {averaging} does not work with configs/elastic/, since '
+            'between two rounds workers hold parameters of their own: leave one of the two out'
+        )
 
 
 def check_asynchronous(configs: Config) -> None:

@@ -21,6 +21,7 @@ from dgc.elastic.resize import convert, gather_slices, norm, residuals
 from dgc.engines.base import LostError
 from dgc.engines.local import LocalEngine
 from dgc.engines.torchft_engine import Note, TorchftEngine
+from dgc.handshake import describe_parameters
 from dgc.nonfinite import NonFiniteGradientError
 from dgc.optim.closures import needs_closure
 from dgc.optimizer import DistributedOptimizer
@@ -165,6 +166,8 @@ class ElasticOptimizer(DistributedOptimizer):
         self._note = Note()
         self._since: float | None = None  # when a call failed that is not made good yet
         engine.note = self._publish
+        aspects = describe_parameters(named, '') | composition.fingerprint(None)
+        engine.trains += f'{aspects} {type(optimizer).__name__}'
 
     def begin(self) -> None:
         """Take in the workers that want to join, and go on without those that are gone.

@@ -29,7 +29,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions
+from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
+    AllgatherOptions,
+    AllreduceOptions,
+)
 
 from dgc.engines.base import Engine, EngineError, LostError
 from dgc.engines.lighthouse import ElasticSettings, Lighthouse, Quorum, UnreachableError
@@ -88,6 +91,7 @@ class TorchftEngine(Engine):
         trains: Any text that must be the same on all workers.
 
     Attributes:
+        trains: The same; an optimizer adds what it trains.
         worker: The id of this worker.
         members: The ids of all workers, by rank.
         committed: The number of steps that all workers have confirmed.
@@ -118,7 +122,7 @@ class TorchftEngine(Engine):
         self.poll_due = False
         self.note: Callable[[], Note] = Note
         self.notes: dict[str, Note] = {}
-        self._trains = digest(trains)
+        self.trains = trains
         self._group: Any = None
         self._limited = CONNECT_SECONDS
         self._key = ''
@@ -307,7 +311,7 @@ class TorchftEngine(Engine):
     def _place(self, in_doubt: bool = False) -> Place:
         """Return where this worker stands, in the group that it is in."""
         maybe = extended(self.history, self._key) if in_doubt else 0
-        return Place(self.committed, self.history, maybe, int(self.is_fresh), self._trains)
+        return Place(self.committed, self.history, maybe, int(self.is_fresh), digest(self.trains))
 
     def _meet(self, quorum: Quorum) -> None:
         """Connect to the other members. Raises LostError where one does not come."""
@@ -330,30 +334,29 @@ class TorchftEngine(Engine):
             group.abort()
 
     def _heal(self, state: Callable[[], bytes]) -> bytes | None:
-        """See ``heal``. The state is copied once for each rank that is behind."""
+        """See ``heal``. The state is sent once for each rank that is behind."""
         if not self.behind:
             return None
         seconds, received = self.settings.heal_seconds, None
-        content = state() if self.rank == self.source else b''
+        head = torch.zeros(3, dtype=torch.int64)
+        body = torch.zeros(0, dtype=torch.uint8)
+        if self.rank == self.source:
+            body = torch.frombuffer(bytearray(state()), dtype=torch.uint8)
+            head = torch.tensor([len(body), self.committed, self.history])
         for rank in sorted(self.behind):
             if self.rank == self.source:
-                head = torch.tensor([len(content), self.committed, self.history])
-                body = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-                for tensor in (head, body):
-                    self._run(lambda t=tensor, r=rank: [self._group.send([t], r, 0)], seconds)
+                self._transfer(head, rank, None, seconds)
+                self._transfer(body, rank, None, seconds)
             elif self.rank == rank:
-                head = torch.zeros(3, dtype=torch.int64)
-                self._run(lambda t=head: [self._group.recv([t], self.source, 0)], seconds)
-                length, committed, history = head.tolist()
-                body = torch.zeros(length, dtype=torch.uint8)
-                self._run(lambda t=body: [self._group.recv([t], self.source, 0)], seconds)
-                received = body.numpy().tobytes(), committed, history
+                self._transfer(head, None, self.source, seconds)
+                body = torch.zeros(int(head[0]), dtype=torch.uint8)
+                self._transfer(body, None, self.source, seconds)
+                received = body.numpy().tobytes()
         self._gather(torch.zeros(1), seconds)  # the others wait here, and not in a step
-        if received is None:
-            return None
-        content, self.committed, self.history = received
-        self.is_fresh = False
-        return content
+        if received is not None:
+            self.committed, self.history = int(head[1]), int(head[2])
+            self.is_fresh = False
+        return received
 
     # ------------------------------------------------------------ calls of the group
 
@@ -389,6 +392,15 @@ class TorchftEngine(Engine):
         rows = [torch.empty_like(tensor) for _ in self.members]
         self._run(lambda: [self._group.allgather([rows], [tensor], AllgatherOptions())], seconds)
         return [row.tolist() for row in rows]
+
+    def _transfer(
+        self, tensor: Tensor, destination: int | None, source: int | None, seconds: float
+    ) -> None:
+        """Send ``tensor`` to one rank, or overwrite it with that of another one."""
+        if destination is None:
+            self._run(lambda: [self._group.recv([tensor], source, 0)], seconds)
+        else:
+            self._run(lambda: [self._group.send([tensor], destination, 0)], seconds)
 
     def _all_reduce(self, tensor: Tensor) -> Tensor:
         if self.size > 1:
