@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from dgc.composition import Composition
 from dgc.elastic.backup import Copy, exchange_copies
 from dgc.elastic.resize import convert, gather_slices, norm, residuals
-from dgc.engines.base import LostError
+from dgc.engines.base import EngineError, LostError
 from dgc.engines.local import LocalEngine
 from dgc.engines.torchft_engine import Note, TorchftEngine
 from dgc.handshake import describe_parameters
@@ -164,6 +164,7 @@ class ElasticOptimizer(DistributedOptimizer):
         self._copy: Copy | None = None
         self._copied_at = -1
         self._note = Note()
+        self._made = time.monotonic()
         self._since: float | None = None  # when a call failed that is not made good yet
         engine.note = self._publish
         aspects = describe_parameters(named, '') | composition.fingerprint(None)
@@ -187,8 +188,7 @@ class ElasticOptimizer(DistributedOptimizer):
                 if not engine.is_settled:
                     self._settle()
                 if not engine.committed and engine.size < engine.settings.start_workers:
-                    time.sleep(SHORT_WAIT)
-                    engine.poll()
+                    self._wait_for_more()
                     continue
                 self._back_up()
                 return
@@ -254,7 +254,20 @@ class ElasticOptimizer(DistributedOptimizer):
             self._note = Note(norm(residuals(self.buckets)), norm(found))
         return self._note
 
+    def _wait_for_more(self) -> None:
+        """Ask for more workers before the first step. Raises LostError, and EngineError at last."""
+        settings = self.engine.settings
+        if time.monotonic() - self._made > settings.start_seconds:
+            raise EngineError(
+                f'{self.engine.size} of {settings.start_workers} workers have come in '
+                f'{settings.start_seconds:g} s (configs.elastic.start_seconds): start the others, '
+                'or set configs.elastic.start_workers; where they have ended, so has the training'
+            )
+        time.sleep(SHORT_WAIT)
+        self.engine.poll()
+
     def _back_up(self) -> None:
+        """Renew the copy of another worker's residual where it is time to. A collective."""
         every = self.engine.settings.residual_backup
         number = self.engine.committed // every if every else -1
         if number != self._copied_at:

@@ -41,6 +41,7 @@ class ElasticSettings:
         lighthouse: Its ``host:port``.
         worker: The name of this worker in messages and of its folder; None: host and process.
         start_workers: Workers to wait for before the first step.
+        start_seconds: Until that wait is given up.
         join_seconds: Between two questions to the lighthouse whether a worker wants to join.
         drop_seconds: Seconds of waiting in one call until the workers go on without those that are
             waited for. None: ten times the slowest of the last 20 steps, and at least 10 s.
@@ -54,13 +55,15 @@ class ElasticSettings:
     lighthouse: str = ''
     worker: str | None = None
     start_workers: int = 1
+    start_seconds: float = 600.0
     join_seconds: float = 1.0
     drop_seconds: float | None = None
     heal_seconds: float = 300.0
     residual_backup: int = 0
 
     def __post_init__(self) -> None:
-        least = {'start_workers': 1, 'join_seconds': 0, 'heal_seconds': 1, 'residual_backup': 0}
+        least = {'start_workers': 1, 'start_seconds': 0, 'join_seconds': 0, 'heal_seconds': 1}
+        least['residual_backup'] = 0
         if self.drop_seconds is not None:
             least['drop_seconds'] = 0
         for name, low in least.items():

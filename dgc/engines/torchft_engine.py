@@ -167,7 +167,7 @@ class TorchftEngine(Engine):
         Where the lighthouse does not answer, the members go on without it, and ask again later.
 
         Raises:
-            LostError: Where a member is gone.
+            EngineError: As ``reform``, where a member is gone.
         """
         self._call(self._poll, 0, 0, 0)
 
@@ -242,7 +242,13 @@ class TorchftEngine(Engine):
             mark = digest(quorum.key)
         except UnreachableError as error:
             problem = str(error)
-        marks = [int(each[0]) for each in self._gather(torch.tensor([mark]))]
+        try:
+            marks = [int(each[0]) for each in self._gather(torch.tensor([mark]))]
+        except LostError:
+            # Those who found out before have taken their question's answer for a new group: it is
+            # the same quorum, and they wait in it.
+            self._reform(first=quorum)
+            return
         self.poll_due = False
         if quorum is None or len({*marks}) > 1:
             self._poll_seconds = min(max(1.0, 2 * self._poll_seconds), MOST_POLL_SECONDS)
@@ -255,21 +261,27 @@ class TorchftEngine(Engine):
             self._poll_seconds = self.settings.join_seconds
         self._next_poll = time.monotonic() + self._poll_seconds
         if quorum is not None and len({*marks}) == 1 and quorum.members != self.members:
-            try:
-                self._form(quorum, self._place())
-            except LostError:
-                self._reform()
+            self._reform(first=quorum)
 
-    def _reform(self, in_doubt: bool = False) -> bool:
-        """See ``reform``. Returns whether the step whose vote got no answer was confirmed."""
-        place = self._place(in_doubt)
+    def _reform(self, in_doubt: bool = False, first: Quorum | None = None) -> bool:
+        """See ``reform``.
+
+        Args:
+            in_doubt: Whether this worker got no answer to its vote.
+            first: A quorum to try before others.
+
+        Returns:
+            Whether the step of that vote was confirmed.
+        """
+        place, quorum = self._place(in_doubt), first
         self._break()
         while True:
-            quorum = self.lighthouse.ask_until(GIVE_UP_SECONDS)
+            quorum = quorum or self.lighthouse.ask_until(GIVE_UP_SECONDS)
             try:
                 return self._form(quorum, place)
             except LostError as error:
-                log.info('%s: %s; asks for another quorum', self.worker, error)
+                log.warning('%s: %s; asks for another quorum', self.worker, error)
+                quorum = None
 
     def _form(self, quorum: Quorum, own: Place) -> bool:
         """Make the group of a quorum, and find out who is behind.

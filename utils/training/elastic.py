@@ -137,14 +137,14 @@ class ElasticLoader:
         self.share, self.progress, self.events = share, progress, events
         self.has_ended = False
         self._processes = processes
-        self._last = 0.0
+        self._last, self._changes = 0.0, -1
 
     def __len__(self) -> int:
         return len(self.share)
 
     def __iter__(self) -> Iterator[Any]:
         optimizer, share, epoch = self.optimizer, self.share, self.progress.epoch
-        batches, changes, self.has_ended = None, -1, False
+        batches, self.has_ended = None, False
         while True:
             optimizer.begin()
             if self.progress.epoch != epoch:  # this worker was behind
@@ -155,15 +155,15 @@ class ElasticLoader:
                     self.has_ended = True
                     return
                 continue
-            if batches is None or changes != len(optimizer.changes):
-                batches, is_first = self._open(), changes != len(optimizer.changes)
-                changes = len(optimizer.changes)
+            is_first = self._changes != len(optimizer.changes)
+            if batches is None or is_first:
+                batches = self._open()
             stride = share.size * share.batch  # of this step, also where a worker is lost in it
             yield next(batches)
             if optimizer.committed:
                 share.position += stride
                 self._note_step(is_first)
-                is_first = False
+                self._changes = len(optimizer.changes)
             else:
                 batches = None
                 self.events.add('lost', step=optimizer.steps)
