@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from dgc.composition import Composition
 from dgc.elastic.backup import Copy, exchange_copies
-from dgc.elastic.resize import convert, gather_slices, norm, residuals
+from dgc.elastic.resize import convert, gather_slices, norm, residuals, sums
 from dgc.engines.base import EngineError, LostError
 from dgc.engines.local import LocalEngine
 from dgc.engines.torchft_engine import Note, TorchftEngine
@@ -64,6 +64,8 @@ class Change:
         healed: Those that have taken the state of another one.
         lost: Each worker that is gone, with what it published last.
         recovered: Those of them whose residual another worker has a copy of.
+        keeps: Whether this worker is among them and has kept its own residual, since it had been
+            one of the others before.
         seconds: That this worker has taken for it, from the first call that failed on.
     """
 
@@ -72,6 +74,7 @@ class Change:
     healed: tuple[str, ...]
     lost: dict[str, Note]
     recovered: tuple[str, ...]
+    keeps: bool
     seconds: float
 
     def __str__(self) -> str:
@@ -91,6 +94,8 @@ class Change:
             parts.append(f'lost {name_of(worker)} and its residual ({what})')
         if self.healed and (self.before or len(self.healed) < count):
             parts.append(f'{", ".join(map(name_of, self.healed))} took the state of the others')
+        if self.keeps:
+            parts.append('this one kept its own residual')
         return '; '.join(parts)
 
 
@@ -111,7 +116,8 @@ class ElasticOptimizer(DistributedOptimizer):
 
     A step in which an error was seen is applied on no worker, and all state is as before it: the
     loop repeats it with the workers that are left. A worker that joins takes parameters, optimizer
-    state, steps and ``progress`` from another one, and starts with an empty residual.
+    state, steps and ``progress`` from another one, and starts with an empty residual. One that was
+    dropped and comes back does the same, and keeps the residual that it had.
 
     Args:
         optimizer, named_parameters, composition: As in DistributedOptimizer. The composition's
@@ -288,8 +294,10 @@ class ElasticOptimizer(DistributedOptimizer):
         before = self._members
         behind = tuple(engine.members[rank] for rank in sorted(engine.behind))
         content = engine.heal(self._dump)
+        # Where copies are made, another worker may have taken over what this one had not sent.
+        keeps = content is not None and engine.was_one and not engine.settings.residual_backup
         if content is not None:
-            self._load(content)
+            self._load(content, keeps)
         self.composition.exchange.check(engine, self.buckets[0].device)
         slices = gather_slices(self.buckets, engine)
         lost_copy = self._copy if self._copy and self._copy.owner not in engine.members else None
@@ -300,17 +308,21 @@ class ElasticOptimizer(DistributedOptimizer):
             self._copy = None
         convert(self.buckets, self._size, engine, slices)
         self._size = engine.size
-        self._note_change(before, behind, copied)
+        self._note_change(before, behind, copied, keeps)
 
     def _note_change(
-        self, before: tuple[str, ...], behind: tuple[str, ...], copied: Container[str]
+        self,
+        before: tuple[str, ...],
+        behind: tuple[str, ...],
+        copied: Container[str],
+        keeps: bool,
     ) -> None:
         """Record a change that is complete, and tell the training loop of it."""
         engine = self.engine
         lost = {worker: engine.notes.get(worker, Note()) for worker in engine.lost(before)}
         recovered = tuple(worker for worker in lost if worker in copied)
         seconds = time.monotonic() - (self._since or time.monotonic())
-        change = Change(before, engine.members, behind, lost, recovered, seconds)
+        change = Change(before, engine.members, behind, lost, recovered, keeps, seconds)
         self._since, self._members = None, engine.members
         self._copied_at = -1
         self.changes.append(change)
@@ -337,13 +349,21 @@ class ElasticOptimizer(DistributedOptimizer):
         torch.save(state, file)
         return file.getvalue()
 
-    def _load(self, content: bytes) -> None:
-        """Continue from what another worker's ``_dump`` returned, with empty residuals."""
+    def _load(self, content: bytes, keeps: bool) -> None:
+        """Continue from what another worker's ``_dump`` returned.
+
+        Args:
+            content: What it returned.
+            keeps: Whether this worker's residuals stay; else they are empty then.
+        """
+        own = [tensor.clone() for tensor in sums(self.buckets)] if keeps else []
         state = torch.load(io.BytesIO(content), map_location='cpu', weights_only=True)
         with torch.no_grad():
             for (_, parameter), value in zip(self._named, state['parameters'], strict=True):
                 parameter.copy_(value)
         self.reducer.load_state_dict(state['parts'])
+        for tensor, kept in zip(sums(self.buckets), own, strict=keeps):
+            tensor.copy_(kept)
         self.optimizer.load_state_dict(state_of_wrapped(state['optimizer']))
         self.steps = int(state['steps'])
         self._progress.load_state_dict(state['progress'])

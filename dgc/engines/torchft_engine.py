@@ -46,6 +46,7 @@ LEAST_DROP_SECONDS = 10.0
 STEPS_TO_DROP = 10  # a call that takes as long as so many of the slowest steps is given up
 GIVE_UP_SECONDS = 1800.0  # without a lighthouse, where it is needed
 DIGITS = 2**62
+REMEMBERED = 1000  # steps after which a worker that comes back is a new one
 
 
 class Place(NamedTuple):
@@ -98,6 +99,8 @@ class TorchftEngine(Engine):
         source: The rank whose state the workers that are behind take.
         behind: The ranks that do not have that state.
         is_settled: Whether all members have the same state, for this world size.
+        was_one: Of a worker that has taken the source's state: whether its own was an earlier one of
+            the same history, so that what it has not sent is still of use.
         poll_due: Whether all members are to call ``poll()`` before the next step.
         note: Returns what is published with the next vote.
         notes: What each worker published last.
@@ -119,7 +122,9 @@ class TorchftEngine(Engine):
         self.is_fresh = True
         self.source, self.behind = 0, frozenset[int]()
         self.is_settled, self.is_broken = False, True
+        self.was_one = False
         self.poll_due = False
+        self._past: deque[int] = deque([self.history], maxlen=REMEMBERED)
         self.note: Callable[[], Note] = Note
         self.notes: dict[str, Note] = {}
         self.trains = trains
@@ -221,6 +226,7 @@ class TorchftEngine(Engine):
             self.poll_due = any(each[1] for each in votes)
             self.notes = {w: Note(*v[2:]) for w, v in zip(self.members, votes, strict=True)}
         self.committed, self.history = self.committed + 1, extended(self.history, key)
+        self._past.append(self.history)
         self.is_fresh = False
         now = time.monotonic()
         self._seconds.append(now - self._last)
@@ -350,23 +356,29 @@ class TorchftEngine(Engine):
         if not self.behind:
             return None
         seconds, received = self.settings.heal_seconds, None
-        head = torch.zeros(3, dtype=torch.int64)
+        past = torch.tensor(self._past)
         body = torch.zeros(0, dtype=torch.uint8)
         if self.rank == self.source:
             body = torch.frombuffer(bytearray(state()), dtype=torch.uint8)
-            head = torch.tensor([len(body), self.committed, self.history])
         for rank in sorted(self.behind):
             if self.rank == self.source:
-                self._transfer(head, rank, None, seconds)
-                self._transfer(body, rank, None, seconds)
+                head = torch.tensor([len(body), len(past), self.committed])
+                for tensor in (head, body, past):
+                    self._transfer(tensor, rank, None, seconds)
             elif self.rank == rank:
+                head = torch.zeros(3, dtype=torch.int64)
                 self._transfer(head, None, self.source, seconds)
                 body = torch.zeros(int(head[0]), dtype=torch.uint8)
-                self._transfer(body, None, self.source, seconds)
+                past = torch.zeros(int(head[1]), dtype=torch.int64)
+                for tensor in (body, past):
+                    self._transfer(tensor, None, self.source, seconds)
                 received = body.numpy().tobytes()
         self._gather(torch.zeros(1), seconds)  # the others wait here, and not in a step
         if received is not None:
-            self.committed, self.history = int(head[1]), int(head[2])
+            self.was_one = self.history in past.tolist()
+            self._past.clear()
+            self._past.extend(past.tolist())
+            self.committed, self.history = int(head[2]), self._past[-1]
             self.is_fresh = False
         return received
 

@@ -45,7 +45,7 @@ class Lighthouse:
         self._server = LighthouseServer(
             bind=f'127.0.0.1:{self.port}',
             min_replicas=1,
-            join_timeout_ms=150,
+            join_timeout_ms=2000,
             quorum_tick_ms=10,
             heartbeat_timeout_ms=1000,
         )

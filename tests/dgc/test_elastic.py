@@ -22,10 +22,10 @@ from dgc.state import OwnedSlice
 
 pytest.importorskip('torchft', reason='torchft is not installed (there is no wheel for all)')
 
-from elastic_helpers import RATE, Died, Lighthouse, Worker, finish  # noqa: E402
+from elastic_helpers import RATE, Died, Lighthouse, Worker, finish
 
-from dgc.elastic.optimizer import check_elastic  # noqa: E402
-from dgc.engines.torchft_engine import Place, source_of  # noqa: E402
+from dgc.elastic.optimizer import check_elastic
+from dgc.engines.torchft_engine import Place, source_of
 
 sparse = partial(dgc.deep_gradient_compression, 0.05)
 residual = partial(sparse, memory=Residual(), compressor=TopK())
@@ -218,7 +218,6 @@ def test_a_stalled_worker_is_dropped_and_takes_the_state_of_the_others(lighthous
     def go_on(worker):
         worker.until(lambda: worker.engine.committed >= 3)
         worker.until(lambda: worker.engine.size == 2)
-        assert worker.optimizer.changes[-1].seconds < 8  # a second to drop it, on a busy machine
         worker.until(lambda: worker.engine.committed >= 8)
         goes_on.set()
         worker.until(lambda: worker.engine.size == 3)
@@ -233,7 +232,9 @@ def test_a_stalled_worker_is_dropped_and_takes_the_state_of_the_others(lighthous
         assert not worker.step()
         worker.until(lambda: worker.engine.size == 3)
         assert worker.engine.committed > before + 1
-        assert worker.engine.worker in worker.optimizer.changes[-1].healed
+        change = worker.optimizer.changes[-1]
+        assert worker.engine.worker in change.healed
+        assert change.keeps
         target = 20 * (worker.engine.committed // 20 + 2)
         worker.until(lambda: worker.engine.committed >= target)
 
@@ -291,20 +292,13 @@ def test_a_worker_that_trains_something_else_is_refused(lighthouse):
 
     first = Worker('a', lighthouse, sparse, work)
     other = Worker('b', lighthouse, dgc.dense, join)
-    with pytest.raises(EngineError, match='b:.* does not train what a:.* does'):
+    with pytest.raises(EngineError, match=r'b:.* does not train what a:.* does'):
         finish(other)
     finish(first)
 
 
-@pytest.mark.parametrize(
-    'name', [name for name, row in ALGORITHMS.items() if row.kind is Kind.SYNCHRONOUS]
-)
-def test_every_algorithm_goes_on_with_another_number_of_workers_or_is_refused(lighthouse, name):
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
-    if name in REFUSED:
-        with pytest.raises(ValueError, match='engine torchft'):
-            check_elastic(optimizer, composition_of(name))
-        return
+def test_every_algorithm_goes_on_with_another_number_of_workers():
+    """All at a time, each with a lighthouse of its own."""
 
     def survive(worker):
         worker.until(lambda: worker.engine.committed >= 4)
@@ -316,11 +310,27 @@ def test_every_algorithm_goes_on_with_another_number_of_workers_or_is_refused(li
         worker.until(lambda: worker.engine.committed >= 4)
         raise Died
 
-    make = partial(composition_of, name)
-    workers = [Worker(each, lighthouse, make, survive, start_workers=3) for each in 'ab']
-    finish(*workers, Worker('c', lighthouse, make, die, start_workers=3))
-    assert_agree(*workers)
-    assert all(value.isfinite().all() for value in workers[0].values())
+    synchronous = [name for name, row in ALGORITHMS.items() if row.kind is Kind.SYNCHRONOUS]
+    lighthouses, worlds = [], []
+    for name in sorted({*synchronous} - REFUSED):
+        lighthouses.append(Lighthouse())
+        start = partial(Worker, lighthouse=lighthouses[-1], start_workers=3)
+        make = partial(composition_of, name)
+        worlds.append([start(each, composition=make, work=survive) for each in 'ab'])
+        worlds[-1].append(start('c', composition=make, work=die))
+    finish(*(worker for world in worlds for worker in world))
+    for *workers, _ in worlds:
+        assert_agree(*workers)
+        assert all(value.isfinite().all() for value in workers[0].values())
+    for each in lighthouses:
+        each.stop()
+
+
+@pytest.mark.parametrize('name', sorted(REFUSED))
+def test_an_algorithm_that_needs_a_fixed_number_of_workers_is_refused(name):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+    with pytest.raises(ValueError, match='engine torchft'):
+        check_elastic(optimizer, composition_of(name))
 
 
 def test_slices_are_cut_anew_and_those_of_the_dead_are_lost(lighthouse):
@@ -370,5 +380,5 @@ def test_what_needs_a_fixed_number_of_workers_is_refused_by_name():
     plain = [torch.nn.Parameter(torch.zeros(1))]
     with pytest.raises(ValueError, match='LBFGS moves the parameters several times'):
         check_elastic(torch.optim.LBFGS(plain), dgc.dense())
-    with pytest.raises(ValueError, match='SparDL cannot serve 1 workers'):
+    with pytest.raises(ValueError, match=r'SparDL cannot serve 1 workers'):
         check_elastic(torch.optim.SGD(plain, 0.1), composition_of('spardl-teams'))
