@@ -99,8 +99,8 @@ class TorchftEngine(Engine):
         source: The rank whose state the workers that are behind take.
         behind: The ranks that do not have that state.
         is_settled: Whether all members have the same state, for this world size.
-        was_one: Of a worker that has taken the source's state: whether its own was an earlier one of
-            the same history, so that what it has not sent is still of use.
+        was_one: Of a worker that has taken the source's state: whether its own was an earlier one
+            of the same history, so that what it has not sent is still of use.
         poll_due: Whether all members are to call ``poll()`` before the next step.
         note: Returns what is published with the next vote.
         notes: What each worker published last.

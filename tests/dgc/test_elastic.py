@@ -1,4 +1,4 @@
-"""Workers that die, stall and join: what is applied, what is lost, and what those who are left do."""
+"""Workers that die, stall and join: what is applied, what is lost, and what the others do."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ def test_what_goes_in_is_applied_kept_or_lost_with_the_dead(lighthouse, backup):
                 worker.optimizer.begin()  # which copies the residual
                 copies.add_kept(worker, 1 / worker.engine.size)
         worker.optimizer.begin()
-        worker.gradients(5)
         ledger.add_kept(worker, -1 / worker.engine.size)  # lost
+        worker.gradients(5)  # some of which may be sent
         raise Died
 
     def join(worker):
