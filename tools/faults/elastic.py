@@ -25,7 +25,7 @@ from tools.harness.launch import ROOT, environment
 PROGRAM = 'tools.faults.elastic'
 KINDS = {'dgc': ['configs/dgc/wm5.py'], 'dense': []}
 STACK = ['configs/digits/cnn.py', 'tools/faults/paced.py', 'configs/elastic/torchft.py']
-STEPS_PER_EPOCH = 22  # of four workers
+BATCHES = 1437 // 16  # batches of all workers in an epoch
 SLACK = 1.25  # by which training would outlast the last fault
 START, END = 240.0, 900.0  # seconds for a worker to begin, and for all to end after the last fault
 AWAY = 3.0  # seconds for which the lighthouse is gone
@@ -257,7 +257,7 @@ def run(kind: str, number: int, arguments: argparse.Namespace, folder: Path) -> 
     try:
         if number:
             count = arguments.kills + arguments.lighthouse
-            steps = STEPS_PER_EPOCH * arguments.epochs
+            steps = BATCHES // arguments.workers * arguments.epochs
             job.set_pace(SLACK * (count + 1) * arguments.mean / steps)
         for name in ('lighthouse', *job.names):
             job.start(name)
