@@ -224,9 +224,9 @@ class Reducer:
                 "ranks' states (dgc.saved_state.merge_states) into a new optimizer"
             )
         self._ready = [True] * len(self.buckets)
-        if self.composition.clipping is not None and not self.composition.overlaps:
-            self.composition.clipping.clip(self.buckets, self.engine)
         try:
+            if self.composition.clipping is not None and not self.composition.overlaps:
+                self.composition.clipping.clip(self.buckets, self.engine)
             self._submit_in_order(len(self.buckets))
             outcomes = [
                 self._published(bucket, future)

@@ -6,6 +6,7 @@ second; a quorum is the answer to all workers that have asked for one.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -129,7 +130,9 @@ class Lighthouse:
         self._host = own_host(*self._server)
         self._store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
         self._stopped = threading.Event()
-        threading.Thread(target=self._beat, name='dgc-heartbeat', daemon=True).start()
+        self._thread = threading.Thread(target=self._beat, name='dgc-heartbeat', daemon=True)
+        self._thread.start()
+        atexit.register(self.close)  # a thread within a library at the end would abort the process
 
     def ask(self, seconds: float) -> Quorum:
         """Return a quorum of this worker and all others that ask.
@@ -208,7 +211,9 @@ class Lighthouse:
 
     def close(self) -> None:
         """End the heartbeats."""
+        atexit.unregister(self.close)
         self._stopped.set()
+        self._thread.join(timeout=2)
 
 
 def own_host(host: str, port: int) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import dgc
 from dgc.algorithms import ALGORITHMS, Kind
+from dgc.clipping import ClipByGlobalNorm
 from dgc.compressors import TopK
 from dgc.engines.base import EngineError, LostError
 from dgc.memory import MomentumCorrection, Residual
@@ -319,10 +320,11 @@ def test_every_algorithm_goes_on_with_another_number_of_workers():
 
     synchronous = [name for name, row in ALGORITHMS.items() if row.kind is Kind.SYNCHRONOUS]
     lighthouses, worlds = [], []
-    for name in sorted({*synchronous} - REFUSED):
+    makes = {name: partial(composition_of, name) for name in {*synchronous} - REFUSED}
+    makes['clipped'] = partial(sparse, gradient_clipping=ClipByGlobalNorm(1.0))
+    for make in makes.values():
         lighthouses.append(Lighthouse())
         start = partial(Worker, lighthouse=lighthouses[-1], start_workers=3)
-        make = partial(composition_of, name)
         worlds.append([start(each, composition=make, work=survive) for each in 'ab'])
         worlds[-1].append(start('c', composition=make, work=die))
     finish(*(worker for world in worlds for worker in world))
