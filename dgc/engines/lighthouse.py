@@ -26,7 +26,7 @@ log = logging.getLogger('dgc')
 
 HEARTBEAT = 0.2  # seconds between two
 CONNECT = timedelta(seconds=2)
-SLOWEST = 1.0  # seconds between two attempts to connect
+RETRY = 0.4  # seconds between two attempts to connect
 SAY_EVERY = 10.0  # seconds between two lines about a lighthouse that does not answer
 
 
@@ -207,7 +207,7 @@ class Lighthouse:
                 client.heartbeat(self.worker, timedelta(seconds=1))
             except Exception:  # the lighthouse is gone: a new one may come
                 client = None
-                self._stopped.wait(SLOWEST - HEARTBEAT)
+                self._stopped.wait(RETRY - HEARTBEAT)
 
     def close(self) -> None:
         """End the heartbeats."""

@@ -128,6 +128,7 @@ class TorchftEngine(Engine):
         self.note: Callable[[], Note] = Note
         self.notes: dict[str, Note] = {}
         self.trains = trains
+        self._make = group_of_gloo()  # before others wait for this worker
         self._group: Any = None
         self._limited = CONNECT_SECONDS
         self._key = ''
@@ -333,9 +334,7 @@ class TorchftEngine(Engine):
 
     def _meet(self, quorum: Quorum) -> None:
         """Connect to the other members. Raises LostError where one does not come."""
-        from torchft.process_group import ProcessGroupGloo
-
-        self._group = ProcessGroupGloo(timeout=timedelta(seconds=CONNECT_SECONDS))
+        self._group = self._make(timeout=timedelta(seconds=CONNECT_SECONDS))
         self._limited = CONNECT_SECONDS
         address = f'{quorum.store}/dgc/{quorum.key}'
         try:
@@ -490,6 +489,13 @@ def source_of(places: Sequence[Place]) -> int:
     counts = Counter(place.history for place in seasoned if place.committed == most)
     history = max(counts, key=lambda each: (counts[each], each))
     return next(rank for rank, place in enumerate(places) if place.history == history)
+
+
+def group_of_gloo() -> Any:
+    """Return torchft's class of process groups over gloo, which takes a while to import."""
+    from torchft.process_group import ProcessGroupGloo
+
+    return ProcessGroupGloo
 
 
 def digest(text: str) -> int:

@@ -29,7 +29,7 @@ BATCHES = 1437 // 16  # batches of all workers in an epoch
 SLACK = 1.25  # by which training would outlast the last fault
 START, END = 240.0, 900.0  # seconds for a worker to begin, and for all to end after the last fault
 AWAY = 3.0  # seconds for which the lighthouse is gone
-SETTLED = 20.0  # seconds in which the effect of a fault is looked for
+SETTLED = 60.0  # seconds in which the effect of a fault is looked for
 ACCURACY = 'acc/test_top1'
 EXAMPLES = """\
 examples:
@@ -226,28 +226,36 @@ def measure(job: Job, record: Round, when: float, victim: str, others: list[str]
     is_lighthouse = victim == 'lighthouse'
     record.kills += not is_lighthouse
     record.lighthouse_kills += is_lighthouse
-    seconds, lost = [0.0], [0]
+    seconds, lost, relative = [0.0], [0], 0.0
     for name in others:
         after = [e for e in job.events(name) if when < e['time'] < when + SETTLED]
         if is_lighthouse:
             seconds += [e['gap'] for e in after if e['event'] == 'gap']
             continue
-        end = next((e['time'] for e in after if e['event'] == 'goes on'), None)
-        if end is not None:  # else it was killed itself before
-            seconds.append(end - when)
-            lost.append(sum(e['event'] == 'lost' and e['time'] <= end for e in after))
-        for event in after:
-            note = event.get('lost', {}).get(victim) if event['event'] == 'change' else None
-            if note and note['gradient'] and name == others[0]:
-                size = len(event['before'])
-                record.relative.append(note['residual'] / size / note['gradient'])
+        change = next((e for e in after if victim in e.get('lost', {})), None)
+        if change is None:  # it was killed itself before
+            continue
+        ends = [e['time'] for e in after if e['event'] == 'goes on' and e['time'] > change['time']]
+        if ends:
+            seconds.append(ends[0] - when)
+            lost.append(sum(e['event'] == 'lost' and e['time'] <= ends[0] for e in after))
+        note, size = change['lost'][victim], len(change['before'])
+        if note['gradient']:
+            relative = note['residual'] / size / note['gradient']
+    if relative:
+        record.relative.append(relative)
     if is_lighthouse:
         record.lighthouse_seconds.append(max(seconds))
     else:
         record.seconds.append(max(seconds))
         record.lost.append(max(lost))
-        if max(seconds) == 0.0:
+        if max(seconds) == 0.0 and not others_died(job, when, others):
             record.wrong.append(f'nobody went on within {SETTLED:g} s after a kill of {victim}')
+
+
+def others_died(job: Job, when: float, others: list[str]) -> bool:
+    """Whether all of some workers were started again soon after a fault."""
+    return all(when < job.started[name] < when + SETTLED for name in others)
 
 
 def run(kind: str, number: int, arguments: argparse.Namespace, folder: Path) -> Round:
@@ -263,7 +271,8 @@ def run(kind: str, number: int, arguments: argparse.Namespace, folder: Path) -> 
             job.start(name)
         if not wait_until(lambda: len(job.training()) == len(job.names), START):
             record.wrong.append('the workers did not begin')
-        elif number:
+            return record
+        if number:
             disturb(job, record, arguments)
             job.set_pace(0.0)
         finish(job, record)
@@ -278,7 +287,7 @@ def run(kind: str, number: int, arguments: argparse.Namespace, folder: Path) -> 
 def finish(job: Job, record: Round) -> None:
     """Wait for the end of all workers, and compare what they have."""
     workers = [job.processes[name] for name in job.names]
-    if record.wrong or not wait_until(lambda: all(p.poll() is not None for p in workers), END):
+    if not wait_until(lambda: all(p.poll() is not None for p in workers), END):
         record.wrong.append('the workers did not end')
         return
     for name in job.names:
