@@ -222,7 +222,7 @@ class ElasticOptimizer(DistributedOptimizer):
     def synchronize(self) -> bool:
         """As in DistributedOptimizer. Raises LostError where the step is applied on no worker."""
         usable = super().synchronize()
-        if not usable and self._stops and not self.reducer.discards:
+        if not usable and self._stops:
             raise NonFiniteGradientError('a gradient is not finite on a worker', self.engine.rank)
         return usable
 

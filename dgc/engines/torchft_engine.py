@@ -307,7 +307,7 @@ class TorchftEngine(Engine):
         self._break()
         self.members = quorum.members
         self.rank, self.size = quorum.members.index(self.worker), len(quorum.members)
-        self._key, self.is_settled = quorum.key, False
+        self._key, self.is_settled, self.poll_due = quorum.key, False, False
         self._next_poll = time.monotonic() + self._poll_seconds
         if self.size > 1:
             self._meet(quorum)
