@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,10 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import utils.training.synchronous  # noqa: F401  # before configs
 from dgc.engines.base import EngineError
 from dgc.engines.lighthouse import ElasticSettings
-from utils.training.elastic import Share, set_scaled_rate
+from utils.checks import check_elastic, check_synchronous
+from utils.cli import DECLARATIONS, OPTIONS
+from utils.config import Config, ConfigError, load
+from utils.training.elastic import Elastic, Share, set_scaled_rate
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 def shares(total: int, batch: int, size: int, position: int, epoch: int) -> list[Share]:
@@ -72,3 +77,38 @@ def test_the_rate_is_that_of_the_workers_there_are():
 def test_settings_that_make_no_sense_are_named(setting, value):
     with pytest.raises(EngineError, match=rf'configs\.elastic\.{setting} '):
         ElasticSettings('127.0.0.1:1', **{setting: value})
+
+
+def loaded(*words: str) -> Config:
+    """The configuration of the digits with these files and settings."""
+    files = [word for word in words if word.endswith('.py')]
+    settings = [word for word in words if not word.endswith('.py')]
+    paths = [ROOT / file for file in ('configs/digits/cnn.py', *files)]
+    return load(paths, settings, OPTIONS, DECLARATIONS)
+
+
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        (['--configs.engine.name', 'torchft'], 'add configs/elastic/torchft.py to --configs'),
+        (['--configs.elastic.lighthouse', 'a:1'], r'configs\.elastic\.lighthouse is set, and the'),
+        (['configs/elastic/torchft.py', '--configs.engine.name', 'torch'], 'does not fit'),
+        (['configs/elastic/torchft.py', 'configs/diloco/diloco.py'], 'averaging = OuterSteps does'),
+        (
+            ['configs/elastic/torchft.py', '--configs.checkpoint.every_steps', '5'],
+            r'checkpoint\.every_steps = 5 has no effect with elastic workers',
+        ),
+    ],
+)
+def test_what_elastic_workers_do_not_have_is_named(words, message):
+    configs = loaded(*words)
+    check = check_elastic if 'configs/elastic/torchft.py' in words else check_synchronous
+    with pytest.raises(ConfigError, match=message):
+        check(configs)
+
+
+def test_the_config_file_chooses_the_mode():
+    configs = loaded('configs/elastic/torchft.py', '--configs.elastic.start_workers', '4')
+    check_elastic(configs)
+    assert isinstance(configs.train.distribution.build(), Elastic)
+    assert configs.elastic.build() == ElasticSettings(start_workers=4)
