@@ -84,13 +84,21 @@ class Quorum(NamedTuple):
 
     Attributes:
         members: The workers' ids, in the order of their ranks.
-        store: ``host:port`` of the store of the first one.
+        stores: ``host:port`` of the store of each; that of the first one is used.
         key: Differs between quorums, also of the same members.
     """
 
     members: tuple[str, ...]
-    store: str
+    stores: tuple[str, ...]
     key: str
+
+    def gone(self) -> list[str]:
+        """Return the members whose store cannot be reached: they have died since they asked."""
+        return [
+            member
+            for member, store in zip(self.members, self.stores, strict=True)
+            if not answers(store)
+        ]
 
 
 class Lighthouse:
@@ -167,7 +175,7 @@ class Lighthouse:
         created = answer.created
         return Quorum(
             tuple(member.replica_id for member in members),
-            members[0].store_address,
+            tuple(member.store_address for member in members),
             f'{answer.quorum_id}-{created.seconds}-{created.nanos}',
         )
 
@@ -214,6 +222,16 @@ class Lighthouse:
         atexit.unregister(self.close)
         self._stopped.set()
         self._thread.join(timeout=2)
+
+
+def answers(address: str) -> bool:
+    """Return whether something listens at ``host:port``."""
+    host, _, port = address.rpartition(':')
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT.total_seconds()).close()
+    except OSError:
+        return False
+    return True
 
 
 def own_host(host: str, port: int) -> str:

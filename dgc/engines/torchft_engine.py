@@ -334,9 +334,11 @@ class TorchftEngine(Engine):
 
     def _meet(self, quorum: Quorum) -> None:
         """Connect to the other members. Raises LostError where one does not come."""
+        if gone := quorum.gone():  # the store's client would try again for half a minute
+            raise LostError(f'{", ".join(gone)} died after asking for a quorum')
         self._group = self._make(timeout=timedelta(seconds=CONNECT_SECONDS))
         self._limited = CONNECT_SECONDS
-        address = f'{quorum.store}/dgc/{quorum.key}'
+        address = f'{quorum.stores[0]}/dgc/{quorum.key}'
         try:
             self._group.configure(address, self.worker, self.rank, self.size)
         except RuntimeError as error:  # a member has died since, or did not get the quorum

@@ -9,7 +9,7 @@ SETTINGS = {
     'min_replicas': 1,
     'join_timeout_ms': 2000,
     'quorum_tick_ms': 50,
-    'heartbeat_timeout_ms': 1500,
+    'heartbeat_timeout_ms': 2000,
 }
 
 
