@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from dgc_helpers import SHAPES
+from elastic_helpers import RATE, Died, Lighthouse, Worker, finish
 from state_helpers import assert_same
 from torch import Tensor
 
@@ -17,16 +18,14 @@ import dgc
 from dgc.algorithms import ALGORITHMS, Kind
 from dgc.clipping import ClipByGlobalNorm
 from dgc.compressors import TopK
+from dgc.elastic.optimizer import check_elastic
 from dgc.engines.base import EngineError, LostError
+from dgc.engines.torchft_engine import Place, source_of
 from dgc.memory import MomentumCorrection, Residual
 from dgc.state import OwnedSlice
 
 pytest.importorskip('torchft', reason='torchft is not installed (there is no wheel for all)')
 
-from elastic_helpers import RATE, Died, Lighthouse, Worker, finish
-
-from dgc.elastic.optimizer import check_elastic
-from dgc.engines.torchft_engine import Place, source_of
 
 sparse = partial(dgc.deep_gradient_compression, 0.05)
 residual = partial(sparse, memory=Residual(), compressor=TopK())
