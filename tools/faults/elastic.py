@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -156,8 +157,12 @@ class Job:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """What a worker has written of itself."""
-        paths = (self.folder / 'runs').glob(f'*/{name}/events.jsonl')
-        return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+        lines = []
+        for path in (self.folder / 'runs').glob(f'*/{name}/events.jsonl'):
+            for line in path.read_text().splitlines():
+                with contextlib.suppress(ValueError):  # one that is being written
+                    lines.append(json.loads(line))
+        return lines
 
     def trains(self, name: str) -> bool:
         """Whether a worker lives and has made a step since it was started."""
