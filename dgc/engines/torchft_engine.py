@@ -343,7 +343,7 @@ class TorchftEngine(Engine):
             self._group.configure(address, self.worker, self.rank, self.size)
         except RuntimeError as error:  # a member has died since, or did not get the quorum
             self._group = None
-            raise LostError(f'{self.size} workers have not met: {first_line(error)}') from error
+            raise LostError(f'{self.size} workers have not met: {first_line(error)}') from None
 
     def _break(self) -> None:
         """Leave the group: the others' calls fail then, and they find out."""
@@ -390,18 +390,27 @@ class TorchftEngine(Engine):
         if self.is_broken:
             raise LostError(f'{self.worker} has left the group, since an earlier call failed')
         limit, begin = self.drop_seconds if seconds is None else seconds, time.monotonic()
+        works: list[Any] = []
+        failure = ''
         try:
             self._limit(limit)
-            for work in start():
+            works += start()
+            for work in works:
                 work.wait()
         except RuntimeError as error:
-            passed = time.monotonic() - begin
-            self._break()
-            where = f' of bucket {self.bucket}' if self.bucket else ''
-            why = first_line(error)
-            if passed >= limit:
-                why = f'given up after {passed:.1f} s (configs.elastic.drop_seconds)'
-            raise LostError(f'{self.worker}: a call{where} failed: {why}') from error
+            failure = first_line(error)
+        if not failure:
+            return
+        # An exception keeps the variables of its frames, and a call keeps the connections of its
+        # group open: those who wait for this worker would not find out. So neither is kept.
+        works.clear()
+        work = None
+        self._break()
+        passed = time.monotonic() - begin
+        if passed >= limit:
+            failure = f'given up after {passed:.1f} s (configs.elastic.drop_seconds)'
+        where = f' of bucket {self.bucket}' if self.bucket else ''
+        raise LostError(f'{self.worker}: a call{where} failed: {failure}')
 
     def _limit(self, seconds: float) -> None:
         """Set the time after which gloo itself ends a call: leaving a group waits for its calls."""

@@ -190,6 +190,25 @@ def test_a_step_in_which_a_worker_dies_is_applied_on_no_worker(lighthouse):
     assert 'lost c and its residual (norm ' in str(change)
 
 
+def test_a_worker_that_does_not_talk_to_the_dead_one_finds_out_at_once(lighthouse):
+    """In a ring of four: its neighbours leave the group, which closes their connections to it."""
+
+    def work(worker):
+        worker.until(lambda: worker.engine.committed >= 3)
+        if worker.name == 'b':
+            worker.optimizer.begin()
+            raise Died
+        worker.until(lambda: worker.engine.size == 3)
+        target = worker.engine.committed + 3
+        worker.until(lambda: worker.engine.committed >= target)
+
+    settings = {'start_workers': 4, 'drop_seconds': 45.0}
+    workers = [Worker(name, lighthouse, sparse, work, **settings) for name in 'abcd']
+    finish(*workers)
+    assert_agree(*(worker for worker in workers if worker.name != 'b'))
+    assert all(worker.optimizer.changes[-1].seconds < 20 for worker in workers[2:])
+
+
 @pytest.mark.parametrize('everybody', [False, True], ids=['by one', 'by all'])
 def test_a_vote_without_an_answer_has_the_same_outcome_for_all(lighthouse, everybody):
     def work(worker):
