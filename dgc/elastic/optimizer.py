@@ -167,6 +167,8 @@ class ElasticOptimizer(DistributedOptimizer):
         self._on_change = on_change
         self._size = 1  # of the world that the state is for
         self._members: tuple[str, ...] = ()  # at the last change
+        self._healed: set[str] = set()  # since the last change
+        self._keeps = False  # this worker's residual, although it is among them
         self._copy: Copy | None = None
         self._copied_at = -1
         self._note = Note()
@@ -292,12 +294,13 @@ class ElasticOptimizer(DistributedOptimizer):
         engine = self.engine
         self._since = self._since or time.monotonic()
         before = self._members
-        behind = tuple(engine.members[rank] for rank in sorted(engine.behind))
+        behind = {engine.members[rank] for rank in engine.behind}
         content = engine.heal(self._dump)
         # Where copies are made, another worker may have taken over what this one had not sent.
         keeps = content is not None and engine.was_one and not engine.settings.residual_backup
         if content is not None:
             self._load(content, keeps)
+        self._healed, self._keeps = self._healed | behind, self._keeps or keeps
         self.composition.exchange.check(engine, self.buckets[0].device)
         slices = gather_slices(self.buckets, engine)
         lost_copy = self._copy if self._copy and self._copy.owner not in engine.members else None
@@ -308,21 +311,17 @@ class ElasticOptimizer(DistributedOptimizer):
             self._copy = None
         convert(self.buckets, self._size, engine, slices)
         self._size = engine.size
-        self._note_change(before, behind, copied, keeps)
+        self._note_change(before, copied)
 
-    def _note_change(
-        self,
-        before: tuple[str, ...],
-        behind: tuple[str, ...],
-        copied: Container[str],
-        keeps: bool,
-    ) -> None:
+    def _note_change(self, before: tuple[str, ...], copied: Container[str]) -> None:
         """Record a change that is complete, and tell the training loop of it."""
         engine = self.engine
         lost = {worker: engine.notes.get(worker, Note()) for worker in engine.lost(before)}
         recovered = tuple(worker for worker in lost if worker in copied)
         seconds = time.monotonic() - (self._since or time.monotonic())
-        change = Change(before, engine.members, behind, lost, recovered, keeps, seconds)
+        healed = tuple(worker for worker in engine.members if worker in self._healed)
+        change = Change(before, engine.members, healed, lost, recovered, self._keeps, seconds)
+        self._healed, self._keeps = set(), False
         self._since, self._members = None, engine.members
         self._copied_at = -1
         self.changes.append(change)
