@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launching import BATCH, BIN, DIGITS, PYTHON, ROOT, SIMULATED, Run, command, environment, here
+import warm
+from launching import BATCH, BIN, DIGITS, PYTHON, ROOT, SIMULATED, Run, command, here, start
 
 FULL = 'cannot be written (No space left on device): make room there'
 WORDS = [*DIGITS, '--configs.train.batch_size', str(BATCH)]
@@ -82,10 +83,8 @@ def test_a_disk_that_is_full_at_the_start_is_refused(small):
 def test_a_disk_that_fills_up_under_the_curves_does_not_hang(small):
     """In a process of its own: the thread of tensorboardX ended, and training waited for it."""
     arguments = ['train.py', *DIGITS, '--configs.train.num_epochs', '300', '--runs', str(small)]
-    process = subprocess.Popen(
-        [PYTHON, *arguments], cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+    pipe = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT, 'text': True}
+    process = start([PYTHON, *arguments], **pipe)
     try:
         before = next(line for line in process.stdout if line.startswith('epoch 1:'))
         fill(small)
@@ -107,8 +106,8 @@ def test_all_ranks_of_a_launcher_end(trained, tmp_path):
     largest = max(path.stat().st_size for path in folder.glob('*.*')) // 1024 + 8
     words = [BIN / 'torchrun', '--standalone', '--nproc-per-node', '2', 'train.py', *WORDS]
     words += ['--suffix', '.x', '--runs', tmp_path / 'runs', '--resume']
-    line = ' '.join(map(str, [*words, '--configs.train.num_epochs=9']))
-    done = command(['bash', '-c', f'ulimit -f {largest}; exec {line}'], cold=True)
+    line = ' '.join(warm.warmed(list(map(str, [*words, '--configs.train.num_epochs=9']))))
+    done = command(['bash', '-c', f'ulimit -f {largest}; exec {line}'])
     assert done.code != 0
     (complaint,) = done.complaints
     assert 'cannot be written (File too large): make room there' in complaint
