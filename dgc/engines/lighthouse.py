@@ -179,8 +179,12 @@ class Lighthouse:
             f'{answer.quorum_id}-{created.seconds}-{created.nanos}',
         )
 
-    def ask_until(self, seconds: float) -> Quorum:
-        """As ``ask``, again and again while the lighthouse does not answer, and saying so.
+    def ask_until(self, seconds: float, each: float) -> Quorum:
+        """As ``ask``, again and again while there is no answer, and saying so.
+
+        Args:
+            seconds: In all.
+            each: Of one question.
 
         Raises:
             UnreachableError: After ``seconds``.
@@ -189,14 +193,14 @@ class Lighthouse:
         said = start
         while True:
             try:
-                return self.ask(min(60.0, seconds))
+                return self.ask(each)
             except UnreachableError as error:
                 now = time.monotonic()
                 if now - start > seconds:
                     raise
                 if now - said > SAY_EVERY:
                     said = now
-                    log.warning('%s: %s; it is needed now, and is waited for', self.worker, error)
+                    log.warning('%s: %s; it is waited for', self.worker, error)
             time.sleep(0.1)
 
     def _connect(self) -> Any:

@@ -40,8 +40,9 @@ from dgc.engines.lighthouse import ElasticSettings, Lighthouse, Quorum, Unreacha
 log = logging.getLogger('dgc')
 
 CONNECT_SECONDS = 5.0  # until all members of a group have met
+ASK_SECONDS, JOIN_SECONDS = 60.0, 1.0  # for an answer, of a member and of one that wants to join
 POLL_SECONDS = 5.0  # until the lighthouse has answered whether somebody wants to join
-MOST_POLL_SECONDS = 30.0  # between two questions to a lighthouse that does not answer
+LEAST_SILENT, MOST_SILENT = 0.5, 30.0  # seconds between questions to a lighthouse that is gone
 LEAST_DROP_SECONDS = 10.0
 STEPS_TO_DROP = 10  # a call that takes as long as so many of the slowest steps is given up
 GIVE_UP_SECONDS = 1800.0  # without a lighthouse, where it is needed
@@ -133,6 +134,7 @@ class TorchftEngine(Engine):
         self._limited = CONNECT_SECONDS
         self._key = ''
         self._next_poll, self._poll_seconds = 0.0, settings.join_seconds
+        self._silent_seconds = LEAST_SILENT
         self._seconds: deque[float] = deque(maxlen=20)  # of steps
         self._last = time.monotonic()
 
@@ -257,15 +259,16 @@ class TorchftEngine(Engine):
             self._reform(first=quorum)
             return
         self.poll_due = False
-        if quorum is None or len({*marks}) > 1:
-            self._poll_seconds = min(max(1.0, 2 * self._poll_seconds), MOST_POLL_SECONDS)
-            if quorum is None and self.rank == 0:
+        self._poll_seconds = self.settings.join_seconds
+        if not any(marks):  # it has answered nobody
+            self._poll_seconds = self._silent_seconds = min(2 * self._silent_seconds, MOST_SILENT)
+            if self.rank == 0:
                 log.warning(
                     '%s: training goes on without it, and nobody can join; asked again in %.0f s',
                     *(problem, self._poll_seconds),
                 )
         else:
-            self._poll_seconds = self.settings.join_seconds
+            self._silent_seconds = LEAST_SILENT
         self._next_poll = time.monotonic() + self._poll_seconds
         if quorum is not None and len({*marks}) == 1 and quorum.members != self.members:
             self._reform(first=quorum)
@@ -283,7 +286,10 @@ class TorchftEngine(Engine):
         place, quorum = self._place(in_doubt), first
         self._break()
         while True:
-            quorum = quorum or self.lighthouse.ask_until(GIVE_UP_SECONDS)
+            # The lighthouse waits for members that have not asked yet, but for no longer than its
+            # time-out since the first question: one that only wants to join asks again and again.
+            patience = JOIN_SECONDS if self.is_fresh else ASK_SECONDS
+            quorum = quorum or self.lighthouse.ask_until(GIVE_UP_SECONDS, patience)
             try:
                 return self._form(quorum, place)
             except LostError as error:
