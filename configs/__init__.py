@@ -49,6 +49,15 @@ configs.checkpoint.every_minutes = described(
     None, 'Minutes between checkpoints within an epoch. None: none are saved by time.'
 )
 
+# TensorBoard: docs/report.md.
+configs.log = Config()
+configs.log.axis = described(
+    'samples', "What TensorBoard's Step counts: 'samples' of all workers, or optimizer 'steps'."
+)
+configs.log.histogram_steps = described(
+    None, 'Optimizer steps between two histograms of magnitudes in TensorBoard. None: none.'
+)
+
 # The server of asynchronous training: configs/dgs/, docs/parameter_server.md.
 configs.server = described(Config(ServerSettings), 'The server of asynchronous training.')
 

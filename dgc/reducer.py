@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -122,6 +122,8 @@ class Reducer:
             ranks.
         unused: The names of the parameters that no rank used in the last step.
         scaling: The scale that the results are multiplied by; None for none.
+        watch: Is called on the engine's thread with each bucket and this rank's message; None for
+            none.
     """
 
     def __init__(self, buckets: Sequence[Bucket], composition: Composition, engine: Engine) -> None:
@@ -139,6 +141,7 @@ class Reducer:
         self.find_unused = False
         self.unused: set[str] = set()
         self.scaling: Scaling | None = None
+        self.watch: Callable[[Bucket, Sparse], None] | None = None
         self._kept: dict[int, Mapping[str, Sequence[Tensor]]] = {}  # state of what is unused here
         self._size = engine.size
         self._snapshots: dict[int, Mapping[str, Any]] = {}  # the state before this exchange
@@ -383,6 +386,8 @@ class Reducer:
 
         # Clip, transform, add to the residual, select.
         selected, is_finite = self._select(index, compressor)
+        if self.watch is not None:
+            self.watch(bucket, selected)
 
         # Exchange.
         flag = self._flag(index)

@@ -39,7 +39,7 @@ COUNTED_IN_EPOCHS = ('T_max', 'milestones', 'step_size', 'total_iters')
 # Settings in which a server and its workers may differ, and so may elastic workers.
 INDIVIDUAL = (
     *('configs.server.', 'configs.data.', 'configs.engine.', 'configs.checkpoint.'),
-    *('configs.elastic.', 'configs.dataset.root'),
+    *('configs.elastic.', 'configs.log.', 'configs.dataset.root'),
 )
 
 

@@ -21,6 +21,7 @@ LEAST = {
     'train.warmup_lr_epochs': 0,
 }
 
+AXES = ('samples', 'steps')  # that TensorBoard's Step may count
 MIN_MINUTES = 0.001  # between checkpoints
 
 # Settings of deep_gradient_compression that do nothing where no codec is involved, and where
@@ -38,6 +39,7 @@ def check_settings(configs: Config) -> None:
         section, name = path.split('.')
         check_number(f'configs.{path}', configs[section][name], least, int)
     check_checkpoint(configs.checkpoint)
+    check_log(configs.log)
     if not isinstance(configs.seed, int):
         raise ConfigError(
             f'configs.seed = {configs.seed!r}: a run needs a number, by which its ranks agree on '
@@ -53,6 +55,14 @@ def check_settings(configs: Config) -> None:
     for name, meter in configs.train.meters.items():
         if meter is not None:
             check_node(f'configs.train.meters.{name}', meter)
+
+
+def check_log(settings: Config) -> None:
+    """Raise ConfigError for an axis that there is not, or a period that cannot be meant."""
+    if settings.axis not in AXES:
+        raise ConfigError(f'configs.log.axis = {settings.axis!r}: it is one of {", ".join(AXES)}')
+    if settings.histogram_steps is not None:
+        check_number('configs.log.histogram_steps', settings.histogram_steps, 1, int)
 
 
 def check_checkpoint(settings: Config) -> None:
@@ -128,6 +138,11 @@ def check_elastic(configs: Config) -> None:
 def check_asynchronous(configs: Config) -> None:
     """Raise ConfigError for a composition or for local steps that a parameter server cannot use."""
     build_composition(configs, Asynchronous)
+    if configs.log.histogram_steps is not None:
+        raise ConfigError(
+            f'configs.log.histogram_steps = {configs.log.histogram_steps} has no effect with a '
+            'parameter server, whose workers write no files: leave it out'
+        )
     for name, value in configs.checkpoint.items():
         if value is not None:
             raise ConfigError(

@@ -14,6 +14,7 @@ from pathlib import Path
 # Settings that do not change what is trained.
 UNNAMED = (
     *('configs.checkpoint.', 'configs.data.', 'configs.elastic.', 'configs.engine.'),
+    'configs.log.',
     'configs.server.',
     *('configs.dataset.root', 'configs.dataset.download'),
 )

@@ -73,6 +73,16 @@ class Saved:
         """The epoch that had it; None also where an earlier version saved the state."""
         return self.state.get('best_epoch')
 
+    @property
+    def about(self) -> str:
+        """The run, the epoch and the file, in words."""
+        position = self.position
+        done = f'{position.step} steps of epoch' if position.step else 'epoch'
+        best = ', the best so far' if self.best_epoch == position.epoch else ''
+        folder = self.run if self.run.name == 'checkpoints' else self.run / 'checkpoints'
+        file = folder / file_name(position, 0, self.size)
+        return f'{self.run}, {done} {position.epoch}{best} ({file})'
+
     def model(self) -> dict[str, Tensor]:
         """The model's state; of local steps, with the parameters on which the ranks agreed."""
         agreed = self.state.get('optimizer', {}).get('agreed', {})

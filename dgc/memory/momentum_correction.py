@@ -29,6 +29,7 @@ class MomentumCorrection(Memory):
     """
 
     buffers = ('momentum', 'velocity')
+    unsent = 'velocity'
     holds_momentum = True
     continues = True
 

@@ -18,6 +18,7 @@ from tools.faults import damage, kills
 from tools.harness.cli import Parser, exit_on_signals, log, non_negative, positive, refuse
 from tools.harness.launch import ROOT, environment
 from utils import sealed
+from utils.lines import untimed
 
 PROGRAM = 'tools.faults'
 EXAMPLES = """\
@@ -76,7 +77,7 @@ def result(runs: Path, epochs: int) -> list[object]:
     (folder,) = runs.iterdir()
     files = sorted((folder / 'checkpoints').glob(f'e{epochs - 1:04d}.r*.pth'))
     lines = [json.loads(line) for line in (folder / 'metrics.jsonl').read_text().splitlines()]
-    metrics = [{k: v for k, v in line.items() if not k.startswith('seconds/')} for line in lines]
+    metrics = [untimed(line) for line in lines]
     return [*(damage.fingerprint(sealed.read(path)) for path in files), len(files), metrics]
 
 

@@ -255,7 +255,8 @@ class Elastic:
         trainer = Trainer(experiment, datasets, engine, events)
         trainer.optimizer.begin()  # takes the others' state
         first = Position(trainer.progress.epoch)
-        log = RunLog(folder, trainer.parts, first if first.epochs else None, held)
+        resumed_at = first if first.epochs else None
+        log = RunLog(folder, trainer.parts, resumed_at, held, configs.log.axis)
         say(trainer.parts.engine, f'{folder}\n{trainer.optimizer.changes[-1]}')
         trainer.train(log)
         log.close()

@@ -17,9 +17,11 @@ from utils.build import Parts, aspects, build, threads
 from utils.checkpoint import CheckpointError, Checkpoints, Position
 from utils.checks import check_synchronous
 from utils.cli import Stopped
+from utils.config import Config
 from utils.data import build_datasets
 from utils.log import RunLog, start_log
 from utils.progress import closing_table, say
+from utils.ranks import of_each_rank, residual_norm
 from utils.search import Saved, Search
 from utils.training.experiment import Experiment, with_remedy
 from utils.training.saving import Preempted, Saver, meters_of
@@ -28,6 +30,11 @@ from utils.training.stopping import StopSignals
 
 class Synchronous:
     """The launcher's ranks, or the workers of a simulation, each with a DistributedOptimizer."""
+
+    def workers(self, configs: Config, processes: int) -> int:
+        """Return the number of workers of a launcher's processes, or of a simulation."""
+        engine = configs.engine
+        return int(engine.size) if engine.name == 'simulated' else processes
 
     def run(self, experiment: Experiment) -> int:
         """Run this process's rank, or all workers of a simulation; returns the exit code."""
@@ -77,6 +84,8 @@ def run_rank(engine: Engine, experiment: Experiment, signals: StopSignals) -> in
         with agreed(engine, device):
             first = load(parts, saved, arguments.evaluate)
     if arguments.evaluate:
+        assert saved is not None
+        say(engine, f'evaluates {saved.about}')
         for name, value in experiment.evaluate(parts, configs).items():
             say(engine, f'[{name}] = {value:.2f}')
         return 0
@@ -162,11 +171,13 @@ def train_epochs(
         except NonFiniteGradientError as error:
             raise with_remedy(error, saver.has_saved()) from error
         saver.settle()
+        numbers.update(residual_norm(parts))
+        ranks = of_each_rank(parts, numbers)
         with optimizer.agreed_parameters():
             numbers.update(experiment.evaluate(parts, configs))
             check_agreement(engine, parts.model.parameters())
         saver.measured(numbers.get(configs.train.metric))
         numbers['seconds/save'] = saver.seconds()
         with agreed(engine, device, Stopped):  # a disk may be full on one machine
-            log.epoch(epoch, numbers)
+            log.epoch(epoch, numbers, ranks)
         saver.end_epoch(is_last=epoch == last)
