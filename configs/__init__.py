@@ -3,6 +3,7 @@
 import torch
 
 from dgc import dense
+from dgc.engines.lighthouse import ElasticSettings
 from dgc.parameter_server import ServerSettings
 from utils.config import REQUIRED, REQUIRED_NODE, Config, configs, described
 from utils.meters import TopK
@@ -27,7 +28,9 @@ configs.data.num_threads_per_worker = described(
 
 configs.engine = Config()
 configs.engine.name = described(
-    None, "Communication library: 'horovod', 'torch', 'local' or 'simulated'. None: the launcher's."
+    None,
+    "Communication library: 'horovod', 'torch', 'local' or 'simulated'; 'torchft' with "
+    "configs/elastic/. None: the launcher's.",
 )
 configs.engine.size = described(1, "Number of workers of the engine 'simulated'.")
 configs.engine.warning_seconds = described(
@@ -74,6 +77,9 @@ configs.log.histogram_steps = described(
 
 # The server of asynchronous training: configs/dgs/, docs/parameter_server.md.
 configs.server = described(Config(ServerSettings), 'The server of asynchronous training.')
+
+# Training whose workers may die, stall and join: configs/elastic/, docs/elastic.md.
+configs.elastic = described(Config(ElasticSettings), 'Workers that may die, stall and join.')
 
 configs.train = Config()
 configs.train.num_epochs = described(REQUIRED, 'Number of epochs.')

@@ -71,6 +71,24 @@ class BucketState(dict[str, dict[str, Any]]):
                     current.clear()
                     current.update(copied(saved))
 
+    def resize(self, rank: int, size: int) -> None:
+        """Own the slice of another rank or world size, with zeros where the slice changes.
+
+        Other entries stay as they are: ``dgc.elastic`` converts them.
+        """
+        owned = owned_range(self.spec.numel, rank, size)
+        if owned == self.owned:
+            return
+        self.owned = owned
+        for role, entries in self.parts.items():
+            for name, entry in entries.items():
+                if isinstance(entry, OwnedSlice):
+                    self[role][name] = self._initial(entry)
+
+    def expanded(self, role: str, name: str) -> Tensor:
+        """Return ``[n]`` with an ``OwnedSlice`` in this rank's slice, and zeros elsewhere."""
+        return self._expanded(self[role][name])
+
     def reset(self, role: str) -> float:
         """Set what one part keeps to what it was before the first step, in place.
 

@@ -229,14 +229,15 @@ class Reducer:
                 "ranks' states (dgc.saved_state.merge_states) into a new optimizer"
             )
         self._ready = [True] * len(self.buckets)
-        if self.composition.clipping is not None and not self.composition.overlaps:
-            self.composition.clipping.clip(self.buckets, self.engine)
         try:
+            if self.composition.clipping is not None and not self.composition.overlaps:
+                self.composition.clipping.clip(self.buckets, self.engine)
             self._submit_in_order(len(self.buckets))
             outcomes = [
                 self._published(bucket, future)
                 for bucket, future in zip(self.buckets, self._pending, strict=True)
             ]
+            self.engine.confirm()
         except Exception:  # the engine failed, perhaps since another rank is gone
             self._abandon()
             raise
@@ -298,6 +299,15 @@ class Reducer:
         """
         self._abandon()
         restore([bucket.state for bucket in self.buckets], state_dict, self.engine.size)
+
+    def resize(self) -> None:
+        """Go on with the engine's present rank and world size, between two steps.
+
+        The state of the parts must have been converted to it (``dgc.elastic``).
+        """
+        self._size = self.engine.size
+        for bucket in self.buckets:
+            bucket.resize(self.engine.rank, self.engine.size)
 
     def release(self) -> None:
         """Leave the engine to another reducer. To be called on all ranks, between two steps."""

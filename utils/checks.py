@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,11 @@ LEAST = {
     'train.num_batches_per_step': 1,
     'train.warmup_lr_epochs': 0,
 }
+
+# Settings that None turns off, for modes of training which do not have them.
+SAVED_WITHIN_EPOCHS = ('checkpoint.every_steps', 'checkpoint.every_minutes')
+ROLLBACK = ('rollback.after_skips',)
+AGREEMENT = ('agreement',)
 
 AXES = ('samples', 'steps')  # that TensorBoard's Step may count
 MIN_MINUTES = 0.001  # between checkpoints
@@ -111,40 +116,78 @@ def check_node(path: str, value: Any) -> None:
 
 
 def check_synchronous(configs: Config) -> None:
-    """Raise ConfigError for settings of a server, which synchronous training does not have."""
-    for name, value in configs.server.items():
-        default = configs.server._parameters[name].default
-        if value != default:
+    """Raise ConfigError for settings of a server or of elastic workers, which synchronous training
+    does not have."""
+    check_unset(configs, 'server', 'synchronous training has no server', 'a file of configs/dgs/')
+    reason = 'the number of workers is fixed in synchronous training'
+    check_unset(configs, 'elastic', reason, 'configs/elastic/torchft.py')
+    if configs.engine.name == 'torchft':
+        raise ConfigError(
+            'configs.engine.name = torchft is for workers that may die and join: add '
+            'configs/elastic/torchft.py to --configs'
+        )
+
+
+def check_unset(configs: Config, section: str, reason: str, remedy: str) -> None:
+    """Raise ConfigError where a setting of ``section`` is not its default."""
+    for name, value in configs[section].items():
+        if value != configs[section]._parameters[name].default:
             raise ConfigError(
-                f'configs.server.{name} is set, and synchronous training has no server: '
-                'add a file of configs/dgs/ to --configs'
+                f'configs.{section}.{name} is set, and {reason}: add {remedy} to --configs'
             )
+
+
+def check_none(configs: Config, names: Iterable[str], reason: str) -> None:
+    """Raise ConfigError where a setting is not None.
+
+    Args:
+        configs: All settings.
+        names: Of settings, each with its section where it is in one.
+        reason: With what a setting has no effect, and why.
+    """
+    for name in names:
+        section, _, last = name.rpartition('.')
+        value = (configs[section] if section else configs)[last]
+        if value is not None:
+            raise ConfigError(f'configs.{name} = {value!r} has no effect with {reason}')
+
+
+def check_elastic(configs: Config) -> None:
+    """Raise ConfigError for what workers that may die and join do not have."""
+    if configs.engine.name not in (None, 'torchft'):
+        raise ConfigError(
+            f'configs.engine.name = {configs.engine.name} does not fit configs/elastic/: leave it '
+            'out'
+        )
+    check_unset(configs, 'server', 'elastic workers have no server', 'a file of configs/dgs/')
+    for names, reason in (
+        (
+            SAVED_WITHIN_EPOCHS,
+            'which save no checkpoints: a worker that joins takes the state of another one',
+        ),
+        (ROLLBACK, 'which save no checkpoints to go back to'),
+        (AGREEMENT, 'whose steps are confirmed by a vote'),
+    ):
+        check_none(configs, names, f'elastic workers, {reason}')
+    averaging = function_name(configs.train.averaging)
+    if averaging != EveryStep.__name__:
+        raise ConfigError(
+            f'configs.train.averaging = {averaging} does not work with configs/elastic/, since '
+            'between two rounds workers hold parameters of their own: leave one of the two out'
+        )
 
 
 def check_asynchronous(configs: Config) -> None:
     """Raise ConfigError for a composition or for local steps that a parameter server cannot use."""
     build_composition(configs, Asynchronous)
-    if configs.log.histogram_steps is not None:
-        raise ConfigError(
-            f'configs.log.histogram_steps = {configs.log.histogram_steps} has no effect with a '
-            'parameter server, whose workers write no files: leave it out'
-        )
-    for name in ('every_steps', 'every_minutes'):
-        if configs.checkpoint[name] is not None:
-            raise ConfigError(
-                f'configs.checkpoint.{name} = {configs.checkpoint[name]!r} has no effect with a '
-                'parameter server: its checkpoints are saved every '
-                'configs.server.checkpoint_seconds'
-            )
-    for name, value in (
-        ('rollback.after_skips', configs.rollback.after_skips),
-        ('agreement', configs.agreement),
+    together = 'whose workers make no steps together'
+    for names, reason in (
+        (('log.histogram_steps',), 'whose workers write no files'),
+        (SAVED_WITHIN_EPOCHS, 'which saves one every configs.server.checkpoint_seconds'),
+        (ROLLBACK, together),
+        (AGREEMENT, together),
     ):
-        if value is not None:
-            raise ConfigError(
-                f'configs.{name} = {value!r} has no effect with a parameter server, whose workers '
-                'make no steps together: leave it out'
-            )
+        check_none(configs, names, f'a parameter server, {reason}')
     averaging = function_name(configs.train.averaging)
     if averaging != EveryStep.__name__:
         mode = function_name(configs.train.distribution)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 # Settings that do not change what is trained.
 UNNAMED = (
-    *('configs.checkpoint.', 'configs.data.', 'configs.engine.', 'configs.log.'),
+    *('configs.checkpoint.', 'configs.data.', 'configs.elastic.', 'configs.engine.'),
+    'configs.log.',
     'configs.server.',
     'configs.agreement',
     *('configs.dataset.root', 'configs.dataset.download'),

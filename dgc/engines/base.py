@@ -40,6 +40,13 @@ class StalledError(EngineError):
         self.rank = rank
 
 
+class LostError(EngineError):
+    """A call failed since a rank is gone, in an engine whose ranks may go (torchft).
+
+    No rank applies the step of the call.
+    """
+
+
 class Wait(NamedTuple):
     """A call of an engine that is not complete.
 
@@ -260,6 +267,17 @@ class Engine(ABC):
     def barrier(self) -> None:
         """Return when every rank has called this."""
         self._call(self._barrier, 0, 0, 0)
+
+    def confirm(self) -> None:
+        """Return when all ranks are known to have completed the exchanges of this step.
+
+        Called once in a step, after its last exchange and before any of its results is applied.
+        An engine whose ranks may go (torchft) asks all of them; others have nothing to do, since
+        there a call that a rank misses ends the run.
+
+        Raises:
+            LostError: Where a rank has not; then no rank applies the step.
+        """
 
     def close(self) -> None:
         """Leave the group once all submitted jobs are done. Later calls raise EngineError, but for

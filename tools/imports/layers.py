@@ -22,6 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ('dgc.sources', 'dgc.wrapper', 'dgc.ownership', 'dgc.horovod_settings', 'dgc.algorithms.table'),
     ('dgc.parameter_server', 'dgc.algorithms'),
     ('dgc.optimizer', 'dgc.local_steps', 'dgc.hooks'),
+    ('dgc.elastic',),
     ('dgc',),
     # The application.
     ('models', 'datasets'),
@@ -38,5 +39,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 LIBRARIES: dict[str, tuple[str, ...]] = {
     'horovod': ('dgc.engines',),
     'torch.distributed': ('dgc.engines', 'dgc.hooks'),
+    'torchft': ('dgc.engines',),
     'zmq': ('dgc.parameter_server.sockets',),
 }
