@@ -54,7 +54,7 @@ def test_its_metadata_has_the_version_and_what_each_extra_needs(wheel):
         lines = archive.read(name).decode().split('\n\n')[0].splitlines()
     assert f'Version: {dgc.__version__}' in lines
     extras = {line.split()[1] for line in lines if line.startswith('Provides-Extra')}
-    assert extras == {'horovod', 'plot', 'server', 'train'}
+    assert extras == {'horovod', 'plot', 'server', 'torchft', 'train'}
     needed = [line.split()[1] for line in lines if 'Requires-Dist' in line and 'extra' not in line]
     assert [requirement.partition('>')[0] for requirement in needed] == ['torch', 'numpy']
 

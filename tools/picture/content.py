@@ -44,7 +44,7 @@ LAYERS = (
     Layer('benchmarks', ('bench/',)),
     Layer('tools', ('tools/', 'tools/harness/')),
     Layer('application', ('train.py', 'configs/', 'utils/', 'models/', 'datasets/')),
-    Layer('front doors', ('optimizer', 'local_steps', 'hooks', 'parameter_server/')),
+    Layer('front doors', ('optimizer', 'local_steps', 'hooks', 'parameter_server/', 'elastic/')),
     Layer('published systems', ('algorithms/',)),
     Layer('running', ('horovod_settings', 'ownership', 'sources', 'wrapper')),
     Layer('running', ('wiring', 'calibration', 'reducer', 'scaling', 'optim/')),

@@ -202,17 +202,19 @@ def parse_overrides(words: Iterable[str], known: Iterable[str] = ()) -> Iterator
 
 
 def _hint_option(word: str, known: Iterable[str]) -> str:
-    """The option or setting that an unknown argument may mean: that of the nearest name, or a
-    setting whose last name is the word: --lr, --batch-size."""
+    """The option or setting that an unknown argument may mean: an option but for a letter, a
+    setting whose last name is the word (--lr, --batch-size), or the one of the nearest name."""
     settings = [f'--{path}' for path in configs._accepted_paths()]
     by_last_name = {each.rpartition('.')[2]: each for each in reversed(settings)}
     last = word.lstrip('-').replace('-', '_')
     if not word.startswith('-'):
         return ''
+    own = {option: option for option in known}
+    if misspelt := hint(word, own, cutoff=0.9):
+        return misspelt
     if last in by_last_name:
         return f'; did you mean {by_last_name[last]}?'
-    options = {option: option for option in (*known, *settings)}
-    return hint(word, options) or hint(last, by_last_name)
+    return hint(word, own | {each: each for each in settings}) or hint(last, by_last_name)
 
 
 def _override(path: str, text: str) -> None:

@@ -392,9 +392,15 @@ def _must_be_set(unset: Mapping[str, _Required]) -> ConfigError:
     return ConfigError(f'{", ".join(unset)} must be set ({where})')
 
 
-def hint(word: str, known: Mapping[str, str]) -> str:
-    """A question that suggests the known name nearest to `word`; '' if none is near."""
-    near = difflib.get_close_matches(word, known, n=1)
+def hint(word: str, known: Mapping[str, str], cutoff: float = 0.6) -> str:
+    """A question that suggests the known name nearest to `word`; '' if none is near.
+
+    Args:
+        word: What was written.
+        known: What to suggest for each name.
+        cutoff: The least similarity, from 0 to 1.
+    """
+    near = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
     return f'; did you mean {known[near[0]]}?' if near else ''
 
 
