@@ -8,7 +8,15 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ('dgc.checks',),
     ('dgc.schedule', 'dgc.sparse', 'dgc.timeline', 'dgc.profile'),
     ('dgc.bucket_spec', 'dgc.rules', 'dgc.ops'),
-    ('dgc.state', 'dgc.codec', 'dgc.engines', 'dgc.costmodel', 'dgc.corrected', 'dgc.transforms'),
+    (
+        'dgc.state',
+        'dgc.codec',
+        'dgc.engines',
+        'dgc.costmodel',
+        'dgc.corrected',
+        'dgc.transforms',
+        'dgc.mean',
+    ),  # fmt: skip
     # The parts of a composition.
     ('dgc.bucket_state', 'dgc.buckets', 'dgc.saved_state', 'dgc.compressors', 'dgc.handshake'),
     ('dgc.nonfinite', 'dgc.clipping', 'dgc.exchanges'),
@@ -19,7 +27,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ('dgc.reducer', 'dgc.scaling', 'dgc.optim'),
     ('dgc.calibration',),
     ('dgc.wiring',),
-    ('dgc.sources', 'dgc.wrapper', 'dgc.ownership', 'dgc.horovod_settings', 'dgc.algorithms.table'),
+    (
+        'dgc.sources',
+        'dgc.wrapper',
+        'dgc.ownership',
+        'dgc.horovod_settings',
+        'dgc.algorithms.table',
+        'dgc.handover',
+    ),  # fmt: skip
     ('dgc.parameter_server', 'dgc.algorithms'),
     ('dgc.optimizer', 'dgc.local_steps', 'dgc.hooks'),
     ('dgc',),

@@ -259,12 +259,12 @@ float* data_of(const Tensor& tensor, int64_t numel) {
   return tensor.data_ptr<float>();
 }
 
-bool needs_first(Step step) {
+bool needs_buffer(Step step) {
   return step != Step::kNone && step != Step::kScaled && step != Step::kDecoupled;
 }
 
-// The parameters of a bucket, one after another. `buffers` are the first ones of all that need one, in
-// order, and behind each of Adam's its second one; `settings` are kSettings numbers a parameter.
+// The parameters of a bucket, one after another. `buffers` are those of the steps that need one, in
+// order; `settings` are kSettings numbers a parameter.
 std::vector<Target> targets_of(at::TensorList parameters, at::TensorList buffers, at::IntArrayRef steps,
                                at::ArrayRef<double> settings) {
   TORCH_CHECK(parameters.size() == steps.size() && parameters.size() * kSettings == settings.size(),
@@ -272,23 +272,21 @@ std::vector<Target> targets_of(at::TensorList parameters, at::TensorList buffers
   std::vector<Target> targets;
   int64_t begin = 0;
   size_t used = 0;
-  const auto next_buffer = [&](int64_t numel) {
-    TORCH_CHECK(used < buffers.size(), "dgc: a buffer of an optimizer is missing");
-    return data_of(buffers[used++], numel);
-  };
   for (size_t i = 0; i < parameters.size(); ++i) {
     const int64_t numel = parameters[i].numel();
     TORCH_CHECK(steps[i] >= 0 && steps[i] < kSteps, "dgc: there is no step ", steps[i]);
-    Target target{static_cast<Step>(steps[i]), nullptr, nullptr, nullptr, begin, {}};
+    Target target{static_cast<Step>(steps[i]), nullptr, nullptr, begin, {}};
     if (target.step != Step::kNone) target.w = data_of(parameters[i], numel);
-    if (needs_first(target.step)) target.first = next_buffer(numel);
-    if (target.step == Step::kAdam) target.second = next_buffer(numel);
+    if (needs_buffer(target.step)) {
+      TORCH_CHECK(used < buffers.size(), "dgc: a buffer of an optimizer is missing");
+      target.b = data_of(buffers[used++], numel);
+    }
     for (int64_t s = 0; s < kSettings; ++s) target.settings[s] = static_cast<float>(settings[i * kSettings + s]);
     targets.push_back(target);
     begin += numel;
   }
   TORCH_CHECK(used == buffers.size(), "dgc: ", buffers.size(), " buffers of an optimizer, ", used, " are used");
-  targets.push_back({Step::kNone, nullptr, nullptr, nullptr, begin, {}});
+  targets.push_back({Step::kNone, nullptr, nullptr, begin, {}});
   return targets;
 }
 

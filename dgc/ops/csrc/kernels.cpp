@@ -178,8 +178,9 @@ void accumulate(const Memory& memory, int64_t begin, int64_t end, float threshol
     const Piece<const void>* piece = piece_of(memory.gradient, first);
     count = std::min({kBlock, end - first, piece[1].begin - first});
     const float* g = gradient_block(memory.type, piece->data, first - piece->begin, count, buffer);
-    const float *u = memory.u + first, *v = memory.v + first;
-    float* new_u = memory.streams ? block_u : memory.new_u + first;
+    const float* v = memory.v + first;
+    const float* u = memory.u == nullptr ? nullptr : memory.u + first;
+    float* new_u = memory.streams || u == nullptr ? block_u : memory.new_u + first;
     float* new_v = memory.streams ? block_v : memory.new_v + first;
     int32_t largest = 0;
     switch (memory.rule) {

@@ -58,33 +58,23 @@ void decoupled(const Target& target, float* __restrict w, const float* __restric
   for (int64_t i = 0; i < count; ++i) w[i] = std::fma(std::fma(w[i], decay, g[i]), rate, w[i]);
 }
 
-void adam(const Target& target, float* __restrict w, float* __restrict a, float* __restrict q,
-          const float* __restrict g, int64_t count) {
-  const float* s = target.settings;
-  for (int64_t i = 0; i < count; ++i) {
-    a[i] = std::fma(s[1], g[i] - a[i], a[i]);
-    q[i] = std::fma(s[3] * g[i], g[i], q[i] * s[2]);
-    w[i] = w[i] * s[0] + (s[6] * a[i]) / (std::sqrt(q[i]) / s[4] + s[5]);
-  }
-}
-
 // Update `count` elements of a parameter, from `offset` on, with their gradient.
 void update(const Target& target, int64_t offset, int64_t count, const float* g) {
+  if (target.step == Step::kNone) return;
   float* w = target.w + offset;
-  float* first = target.first + (target.first ? offset : 0);
+  float* b = target.b == nullptr ? nullptr : target.b + offset;
   switch (target.step) {
     case Step::kNone: break;
     case Step::kScaled: scaled(target, w, g, count); break;
-    case Step::kDecayed: decayed(target, w, first, g, count); break;
-    case Step::kDecayedNesterov: decayed_nesterov(target, w, first, g, count); break;
+    case Step::kDecayed: decayed(target, w, b, g, count); break;
+    case Step::kDecayedNesterov: decayed_nesterov(target, w, b, g, count); break;
     case Step::kMomentum:
-      (target.settings[3] != 0 ? momentum<true, false> : momentum<false, false>)(target, w, first, g, count);
+      (target.settings[3] != 0 ? momentum<true, false> : momentum<false, false>)(target, w, b, g, count);
       break;
     case Step::kNesterov:
-      (target.settings[3] != 0 ? momentum<true, true> : momentum<false, true>)(target, w, first, g, count);
+      (target.settings[3] != 0 ? momentum<true, true> : momentum<false, true>)(target, w, b, g, count);
       break;
     case Step::kDecoupled: decoupled(target, w, g, count); break;
-    case Step::kAdam: adam(target, w, first, target.second + offset, g, count); break;
   }
 }
 

@@ -16,18 +16,16 @@ namespace dgc {
 //   kMomentum       SGD:  h ← fma(w, λ, g),  b ← fma(h, d, m·b),  w ← fma(b, −lr, w)    s: −lr, m, d, λ
 //   kNesterov             the same, w ← fma(fma(b, m, h), −lr, w)                       s: −lr, m, d, λ
 //   kDecoupled      SGD without momentum:  w ← fma(fma(w, λ, g), −lr, w)                s: −lr, λ
-//   kAdam           AdamW:  a ← fma(1 − β1, g − a, a),  q ← fma((1 − β2)·g, g, β2·q),
-//                   w ← s0·w + (s6·a) / (√q / s4 + ε)       s: 1 − lr·λ, 1 − β1, β2, 1 − β2, √c2, ε, −lr / c1
-enum class Step : int64_t { kNone, kScaled, kDecayed, kDecayedNesterov, kMomentum, kNesterov, kDecoupled, kAdam };
-constexpr int64_t kSteps = 8;
-constexpr int64_t kSettings = 7;  // the most that a step has
+// Adam is not among them: torch's square root, of MKL, is not always the nearest number.
+enum class Step : int64_t { kNone, kScaled, kDecayed, kDecayedNesterov, kMomentum, kNesterov, kDecoupled };
+constexpr int64_t kSteps = 7;
+constexpr int64_t kSettings = 4;  // the most that a step has
 
 // A parameter of a bucket, from position begin on; ended by a sentinel as Pieces are.
 struct Target {
   Step step;
   float* w;
-  float* first;   // b or a; null where the step has none
-  float* second;  // q
+  float* b;  // null where the step has none
   int64_t begin;
   float settings[kSettings];
 };
