@@ -173,6 +173,8 @@ class Bucket:
 
         The present ones stay as they are until the next call, as ``revert`` needs them.
         """
+        if not names:
+            return []
         fresh = {}
         for name in names:
             spare = self._earlier.get(name)
@@ -374,6 +376,12 @@ class Bucket:
     def mean(self) -> SparseMean | None:
         """What ``assign`` was given, while it is sparse and written nowhere."""
         return self._mean
+
+    @property
+    def shown(self) -> Tensor | None:
+        """The float32 ``[n]`` of which every ``.grad`` is a view since ``publish``, if there is."""
+        is_whole = self._shows_own and not self._lent and self._mean is None
+        return self._own if is_whole and self.dtype == torch.float32 else None
 
     def scale(self, factor: Tensor) -> bool:
         """Multiply the result by ``factor``; return whether it is finite then."""

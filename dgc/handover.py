@@ -29,11 +29,11 @@ def offer(buckets: Sequence[Bucket], optimizer: Optimizer, own_hook: int) -> Non
 def step(
     buckets: Sequence[Bucket], optimizer: Optimizer, own_hook: int, unused: Container[str]
 ) -> None:
-    """Step ``optimizer`` on the results of all buckets.
+    """Step ``optimizer`` on the results of all buckets, right after they were published.
 
-    Sparse results that are still to be written are applied by a kernel, and ``.grad`` becomes a
-    ``LazyGradient``. Where the kernel does not cover the optimizer, the parameters or the result,
-    they are written to ``.grad`` first.
+    A kernel applies the result of a bucket to all of its parameters at once. ``.grad`` becomes a
+    ``LazyGradient`` where the result is sparse. Where the kernel does not cover the optimizer, the
+    parameters or the result, that is written to ``.grad``, and ``optimizer`` steps on it.
 
     Args:
         buckets: After ``publish``.
@@ -44,27 +44,32 @@ def step(
     taken: list[tuple[Bucket, list[Target]]] = []
     covered = is_covered(optimizer, own_hook)
     for bucket in buckets:
-        if bucket.mean is None:
-            continue
-        targets = targets_of(bucket, optimizer, unused) if covered else None
-        if targets is None:
-            bucket.write(unused)
-        else:
+        targets = targets_of(bucket, optimizer, unused) if covered and bucket.hands_over else None
+        if targets is not None:
             taken.append((bucket, targets))
+        elif bucket.mean is not None:
+            bucket.write(unused)
+    gradients = {}
     for bucket, _ in taken:
-        for member in bucket.members:
-            member.parameter.grad = None  # so that the optimizer passes it over
+        for member in bucket.members:  # the optimizer passes them over
+            gradients[member.parameter], member.parameter.grad = member.parameter.grad, None
     optimizer.step()
     for bucket, targets in taken:
-        assert bucket.mean is not None
         kernels = ops.kernels(bucket.device)
-        kernels.apply(targets, bucket.mean.contributions, bucket.mean.factor)
-        bucket.take_over(unused)
+        if bucket.mean is None:
+            kernels.apply(targets, [], gradient=bucket.shown)
+            for member in bucket.members:
+                member.parameter.grad = gradients[member.parameter]
+        else:
+            kernels.apply(targets, bucket.mean.contributions, bucket.mean.factor)
+            bucket.take_over(unused)
 
 
 def targets_of(bucket: Bucket, optimizer: Optimizer, unused: Container[str]) -> list[Target] | None:
-    """Return how ``optimizer`` updates each parameter; None where one of them is not covered."""
-    assert bucket.mean is not None
+    """Return how ``optimizer`` updates each parameter; None where one of them, or the form of the
+    result, is not covered."""
+    if bucket.mean is None and bucket.shown is None:
+        return None
     targets = []
     for member in bucket.members:
         parameter = member.parameter
@@ -77,5 +82,6 @@ def targets_of(bucket: Bucket, optimizer: Optimizer, unused: Container[str]) -> 
         if target is None:
             return None
         targets.append(target)
-    indices = [each.indices for each in bucket.mean.contributions if each.indices is not None]
+    parts = [] if bucket.mean is None else bucket.mean.contributions
+    indices = [each.indices for each in parts if each.indices is not None]
     return targets if all(in_order(each, bucket.numel) for each in indices) else None

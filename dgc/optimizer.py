@@ -341,9 +341,13 @@ class DistributedOptimizer(Wrapper):
             with torch.enable_grad():
                 loss = closure()
         self._check_made_by_loop()
+        is_published = self._synchronized is not None
         if self._exchange():
             with self._guard.opened():
-                step(self.buckets, self.optimizer, self._guard.hook, self.reducer.unused)
+                if is_published:  # the loop may have changed the means since
+                    self.optimizer.step()
+                else:
+                    step(self.buckets, self.optimizer, self._guard.hook, self.reducer.unused)
         self._end_step()
         return loss
 

@@ -92,7 +92,12 @@ def step(parameter: Tensor, gradient: Tensor, buffer: Tensor, group: dict[str, A
     )
 
 
-def apply(targets: Sequence[Target], contributions: Sequence[Sparse], scale: float) -> None:
+def apply(
+    targets: Sequence[Target],
+    contributions: Sequence[Sparse],
+    scale: float = 1.0,
+    gradient: Tensor | None = None,
+) -> None:
     """Compute ``reference.apply`` in one pass over the parameters and their buffers."""
     settings: list[float] = []
     for target in targets:
@@ -106,6 +111,7 @@ def apply(targets: Sequence[Target], contributions: Sequence[Sparse], scale: flo
         [readable(indices_of(contribution)) for contribution in contributions],
         [readable(contribution.values) for contribution in contributions],
         scale,
+        None if gradient is None else readable(gradient),
     )
 
 

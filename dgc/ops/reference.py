@@ -76,17 +76,26 @@ def spread(pieces: Sequence[Tensor], contributions: Sequence[Sparse], scale: flo
         fill(pieces, total)
 
 
-def apply(targets: Sequence[Target], contributions: Sequence[Sparse], scale: float) -> None:
+def apply(
+    targets: Sequence[Target],
+    contributions: Sequence[Sparse],
+    scale: float = 1.0,
+    gradient: Tensor | None = None,
+) -> None:
     """Update parameters as their optimizer would with the gradient ``scale · Σ contributions``.
 
     Args:
         targets: Parameters that lie one after another in ``[n]``.
         contributions: Sparse messages of n elements, added in their order.
         scale: A factor, such as 1 / world size.
+        gradient: Float32 ``[n]``, in the place of the contributions.
     """
     parameters = [target.parameter.detach() for target in targets]
     gradients = [torch.zeros(parameter.numel()) for parameter in parameters]
-    spread(gradients, contributions, scale)
+    if gradient is None:
+        spread(gradients, contributions, scale)
+    else:
+        gradients = [*gradient.split([len(each) for each in gradients])]
     for target, parameter, gradient in zip(targets, parameters, gradients, strict=True):
         update(parameter, gradient.view(parameter.shape), target)
 

@@ -74,18 +74,17 @@ def digest(case: object, weight_decay: float, engine: dgc.Engine) -> str:
     return found.hexdigest()
 
 
-def digests() -> dict[str, list[str]]:
-    """Return each case's digests, one a rank."""
-    found = {}
-    for case in CASES:
-        for decay in DECAYS:
-            name = f'{case}, decay {decay:g}'
-            try:
-                ranks = dgc.simulate(case.workers, partial(digest, case, decay))
-            except Exception as error:
-                ranks = [f'{type(error).__name__}: {error}'.splitlines()[0]]
-            found[name] = ranks
-            print(f'\r{len(found)} of {2 * len(CASES)}', end='', file=sys.stderr, flush=True)
+def digests(first: int, every: int) -> dict[str, list[str]]:
+    """Return the digests of each ``every``-th case from number ``first`` on, one a rank."""
+    found: dict[str, list[str]] = {}
+    chosen = [(case, decay) for case in CASES for decay in DECAYS][first::every]
+    for case, decay in chosen:
+        name = f'{case}, decay {decay:g}'
+        try:
+            found[name] = dgc.simulate(case.workers, partial(digest, case, decay))
+        except Exception as error:
+            found[name] = [f'{type(error).__name__}: {error}'.splitlines()[0]]
+        print(f'\r{len(found)} of {len(chosen)}', end='', file=sys.stderr, flush=True)
     print(file=sys.stderr)
     return found
 
@@ -95,9 +94,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('command', choices=['write', 'compare'])
     parser.add_argument('file', type=Path)
+    parser.add_argument('--first', type=int, default=0, help='number of the first case (0)')
+    parser.add_argument('--every', type=int, default=1, help='of so many, take one (1)')
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    found = digests()
+    found = digests(arguments.first, arguments.every)
     if arguments.command == 'write':
         arguments.file.write_text(json.dumps(found, indent=1))
         return 0
@@ -106,7 +107,7 @@ def main() -> int:
     for name in differ:
         print(f'differs: {name}')
     print(f'{len(found) - len(differ)} of {len(found)} cases are the same, bit for bit')
-    return int(bool(differ) or found.keys() != wanted.keys())
+    return int(bool(differ))
 
 
 if __name__ == '__main__':

@@ -292,11 +292,16 @@ std::vector<Target> targets_of(at::TensorList parameters, at::TensorList buffers
 
 // Each element is updated by one thread, so that the result does not depend on their number.
 void apply(at::TensorList parameters, at::TensorList buffers, at::IntArrayRef steps, at::ArrayRef<double> settings,
-           at::TensorList indices, at::TensorList values, double scale) {
+           at::TensorList indices, at::TensorList values, double scale, const std::optional<Tensor>& gradient) {
   const std::vector<Target> targets = targets_of(parameters, buffers, steps, settings);
   const int64_t numel = targets.back().begin;
   TORCH_CHECK(indices.size() == values.size(), "dgc: indices of ", indices.size(), " contributions, values of ", values.size());
-  SparseMean mean{{}, static_cast<float>(scale)};
+  Mean mean{nullptr, {}, static_cast<float>(scale)};
+  if (gradient.has_value()) {
+    check_flat(*gradient, at::kFloat, "a gradient");
+    TORCH_CHECK(gradient->numel() == numel && indices.empty(), "dgc: a gradient of ", gradient->numel(), " elements without contributions is expected to have ", numel);
+    mean.dense = gradient->const_data_ptr<float>();
+  }
   for (size_t c = 0; c < indices.size(); ++c) {
     check_positions(indices[c], numel);
     check_flat(values[c], at::kFloat, "the values of a contribution");
@@ -327,7 +332,7 @@ TORCH_LIBRARY(dgc, library) {
       "bool nesterov) -> ()");
   library.def(
       "apply(Tensor(a!)[] parameters, Tensor(b!)[] buffers, int[] steps, float[] settings, Tensor[] indices, "
-      "Tensor[] values, float scale) -> ()");
+      "Tensor[] values, float scale, Tensor? gradient) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(dgc, CompositeExplicitAutograd, library) {  // on any device

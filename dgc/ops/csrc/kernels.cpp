@@ -219,9 +219,20 @@ inline float gradient_at(Type type, const void* piece, int64_t offset) {
   }
 }
 
+// Ask for the cache lines of a position, each of which would otherwise be waited for.
+inline void prefetch(const Memory& memory, const Piece<const void>* piece, int64_t position) {
+  __builtin_prefetch(memory.v + position);
+  if (memory.rule != Rule::kPlain) __builtin_prefetch(memory.u + position);
+  if (position < piece->begin || position >= piece[1].begin) return;
+  const int64_t bytes = memory.type == Type::kFloat32 ? 4 : 2;
+  __builtin_prefetch(static_cast<const char*>(piece->data) + (position - piece->begin) * bytes);
+}
+
 void sample(const Memory& memory, const int64_t* positions, int64_t begin, int64_t end, float* out) {
+  constexpr int64_t kAhead = 64;  // positions: of 16 runs of neighbours
   const Piece<const void>* piece = memory.gradient.data();
   for (int64_t i = begin; i < end; ++i) {
+    if (i + kAhead < end) prefetch(memory, piece, positions[i + kAhead]);
     const int64_t position = positions[i];
     piece = piece_from(piece, memory.gradient, position);
     const float g = gradient_at(memory.type, piece->data, position - piece->begin);
@@ -235,20 +246,30 @@ void sample(const Memory& memory, const int64_t* positions, int64_t begin, int64
   }
 }
 
-// Whether the exponent of every number is below that of an infinity, which is `infinity`.
+template <typename Word>
+Word largest_magnitude(const Word* words, int64_t count) {
+  constexpr Word kMagnitude = std::numeric_limits<Word>::max();
+  Word largest = 0;
+  for (int64_t i = 0; i < count; ++i) largest = std::max<Word>(largest, words[i] & kMagnitude);
+  return largest;
+}
+
+// Whether the exponent of every number is below that of an infinity, which is `infinity`. Reads from
+// several places in turn: a core fetches one sequence of addresses at half of the memory's speed.
 template <typename Word>
 bool all_below(Word infinity, const void* data, int64_t begin, int64_t end) {
-  constexpr int64_t kRun = 8192;  // elements between two checks whether to stop
-  constexpr Word kMagnitude = std::numeric_limits<Word>::max();
-  const Word* words = static_cast<const Word*>(data);
-  for (int64_t first = begin; first < end; first += kRun) {
+  constexpr int64_t kStreams = 4, kRun = 1024;  // elements read from one place before the next
+  const Word* words = static_cast<const Word*>(data) + begin;
+  const int64_t part = (end - begin) / kStreams;
+  for (int64_t first = 0; first < part; first += kRun) {
     Word largest = 0;
-    for (int64_t i = first; i < std::min(first + kRun, end); ++i) {
-      largest = std::max<Word>(largest, words[i] & kMagnitude);
+    for (int64_t stream = 0; stream < kStreams; ++stream) {
+      const Word* run = words + stream * part + first;
+      largest = std::max(largest, largest_magnitude(run, std::min(kRun, part - first)));
     }
     if (largest >= infinity) return false;
   }
-  return true;
+  return largest_magnitude(words + kStreams * part, end - begin - kStreams * part) < infinity;
 }
 
 bool finite(Type type, const void* data, int64_t begin, int64_t end) {

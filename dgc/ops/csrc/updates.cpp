@@ -1,5 +1,5 @@
-// One pass over the parameters and the optimizer's buffers. The gradient, mostly zeros, exists for one
-// block at a time, in the first-level cache.
+// One pass over the parameters and the optimizer's buffers. A sparse gradient, mostly zeros, exists for
+// one block at a time, in the first-level cache.
 #include "updates.h"
 
 #include <algorithm>
@@ -86,7 +86,7 @@ bool changes_all(const Target& target) {
 }  // namespace
 }  // namespace DGC_ISA
 
-void DGC_NAME(DGC_ISA, _apply)(const std::vector<Target>& targets, const SparseMean& mean, int64_t begin, int64_t end) {
+void DGC_NAME(DGC_ISA, _apply)(const std::vector<Target>& targets, const Mean& mean, int64_t begin, int64_t end) {
   using namespace DGC_ISA;
   float g[kBlock] = {};  // zeros but for the block at hand
   std::vector<int64_t> next;
@@ -107,7 +107,11 @@ void DGC_NAME(DGC_ISA, _apply)(const std::vector<Target>& targets, const SparseM
         has_any = true;
       }
     }
-    if (has_any || changes_all(*target)) update(*target, first - target->begin, count, g);
+    if (mean.dense != nullptr) {
+      update(*target, first - target->begin, count, mean.dense + first);
+    } else if (has_any || changes_all(*target)) {
+      update(*target, first - target->begin, count, g);
+    }
     if (has_any) std::memset(g, 0, sizeof g);
   }
 }

@@ -1,4 +1,4 @@
-// The steps of optimizers on a sparse mean gradient, on raw pointers. updates.cpp is compiled once per
+// The steps of optimizers on a mean gradient, sparse or dense, on raw pointers. updates.cpp is compiled once per
 // instruction set, as kernels.cpp is.
 #pragma once
 
@@ -37,18 +37,19 @@ struct Contribution {
   int64_t count;
 };
 
-struct SparseMean {
+struct Mean {
+  const float* dense;                       // the gradient [n]; null for scale · Σ contributions
   std::vector<Contribution> contributions;  // added in this order
   float scale;
 };
 
-// Update the targets at [begin, end) of the bucket with the gradient scale · Σ contributions.
-using ApplyLoop = void (*)(const std::vector<Target>&, const SparseMean&, int64_t begin, int64_t end);
+// Update the targets at [begin, end) of the bucket with the mean gradient.
+using ApplyLoop = void (*)(const std::vector<Target>&, const Mean&, int64_t begin, int64_t end);
 
-void baseline_apply(const std::vector<Target>&, const SparseMean&, int64_t begin, int64_t end);
+void baseline_apply(const std::vector<Target>&, const Mean&, int64_t begin, int64_t end);
 #ifdef DGC_X86
-void avx2_apply(const std::vector<Target>&, const SparseMean&, int64_t begin, int64_t end);
-void avx512_apply(const std::vector<Target>&, const SparseMean&, int64_t begin, int64_t end);
+void avx2_apply(const std::vector<Target>&, const Mean&, int64_t begin, int64_t end);
+void avx512_apply(const std::vector<Target>&, const Mean&, int64_t begin, int64_t end);
 #endif
 
 }  // namespace dgc
