@@ -88,8 +88,10 @@ class Ledger(TorchDispatchMode):
         seconds = time.thread_time() - start
         name = f'{function.namespace}.{function._schema.name.split("::")[1]}'
         stage = BY_OPERATION.get(name, OTHER)
-        self.nbytes[stage] += moved(function, name, args, kwargs, result)
-        self.seconds[stage] += seconds
+        nbytes = moved(function, name, args, kwargs, result)
+        if nbytes:  # else a view, which is less than this bookkeeping: the rest of the total
+            self.nbytes[stage] += nbytes
+            self.seconds[stage] += seconds
         return result
 
 
@@ -99,7 +101,8 @@ def moved(function: Any, name: str, args: Any, kwargs: Any, result: Any) -> floa
     writes = any(
         each.alias_info is not None and each.alias_info.is_write for each in schema.arguments
     )
-    if not writes and any(each.alias_info is not None for each in schema.returns):
+    is_view = not writes and any(each.alias_info is not None for each in schema.returns)
+    if is_view or name == 'dgc.holders':  # which counts references
         return 0
     if name in SPARSE:
         smaller = [*tensors((args[1:], kwargs)), *tensors(result if not writes else ())]

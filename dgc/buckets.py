@@ -324,6 +324,8 @@ class Bucket:
         for member in self.members:
             if set_to_none:
                 member.parameter.grad = None
+            elif type(member.parameter.grad) is LazyGradient:  # autograd then adds to it in place
+                member.parameter.grad = torch.zeros_like(member.parameter).detach()
             elif member.parameter.grad is not None:
                 member.parameter.grad.zero_()
 

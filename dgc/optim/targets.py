@@ -39,8 +39,16 @@ def is_covered(optimizer: Optimizer, own_hook: int) -> bool:
         own_hook: Of the hooks before its steps, the one that reads no gradient.
     """
     before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
-    is_watched = after or before.keys() - {own_hook} or watched_everywhere()
+    is_watched = after or before.keys() - {own_hook} or watched_everywhere() or replaced(optimizer)
     return type(optimizer) in RULES and not is_watched
+
+
+def replaced(optimizer: Optimizer) -> bool:
+    """Return whether a program has replaced ``optimizer.step``. A learning rate scheduler does so
+    to count steps, which does not matter."""
+    own = vars(optimizer).get('step')
+    counts = ('_wrapped_by_lr_sched', '_with_counter')  # in torch from 2.4 on, and before
+    return own is not None and not any(hasattr(own, name) for name in counts)
 
 
 def watched_everywhere() -> bool:

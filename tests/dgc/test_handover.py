@@ -183,8 +183,8 @@ class Other(torch.optim.SGD):
     """A subclass, which may do anything."""
 
 
-@pytest.mark.parametrize('kind', [Other, torch.optim.AdamW, torch.optim.Adagrad])
-def test_another_optimizer_finds_dense_gradients(kind):
+@pytest.mark.parametrize('kind', [Other, torch.optim.AdamW, torch.optim.SGD])
+def test_another_optimizer_or_a_replaced_step_finds_dense_gradients(kind):
     named = parameters()
     inner, seen = kind([p for _, p in named], lr=0.1), []
     step = inner.step
@@ -195,6 +195,16 @@ def test_another_optimizer_finds_dense_gradients(kind):
     loss(named, 0, 0).backward()
     optimizer.step()
     assert seen == [torch.Tensor] * len(named)
+
+
+def test_a_scheduler_of_the_wrapped_optimizer_does_not_matter():
+    named = parameters()
+    optimizer = wrap(named, exact())
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer.optimizer)
+    loss(named, 0, 0).backward()
+    optimizer.step()
+    scheduler.step()
+    assert type(dict(named)['wide.weight'].grad) is LazyGradient
 
 
 @pytest.mark.parametrize('when', ['before', 'after', 'before all'])

@@ -16,7 +16,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         'dgc.corrected',
         'dgc.transforms',
         'dgc.mean',
-    ),  # fmt: skip
+    ),
     # The parts of a composition.
     ('dgc.bucket_state', 'dgc.buckets', 'dgc.saved_state', 'dgc.compressors', 'dgc.handshake'),
     ('dgc.nonfinite', 'dgc.clipping', 'dgc.exchanges'),
@@ -34,7 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         'dgc.horovod_settings',
         'dgc.algorithms.table',
         'dgc.handover',
-    ),  # fmt: skip
+    ),
     ('dgc.parameter_server', 'dgc.algorithms'),
     ('dgc.optimizer', 'dgc.local_steps', 'dgc.hooks'),
     ('dgc',),
