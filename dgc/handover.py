@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from dgc import ops
 from dgc.buckets import Bucket
 from dgc.codec.indices import in_order
+from dgc.ops import native
 from dgc.ops.contract import Step, Target
 from dgc.optim.targets import is_covered, target_of
 
@@ -55,13 +56,12 @@ def step(
             gradients[member.parameter], member.parameter.grad = member.parameter.grad, None
     optimizer.step()
     for bucket, targets in taken:
-        kernels = ops.kernels(bucket.device)
         if bucket.mean is None:
-            kernels.apply(targets, [], gradient=bucket.shown)
+            native.apply(targets, [], gradient=bucket.shown)
             for member in bucket.members:
                 member.parameter.grad = gradients[member.parameter]
         else:
-            kernels.apply(targets, bucket.mean.contributions, bucket.mean.factor)
+            native.apply(targets, bucket.mean.contributions, bucket.mean.factor)
             bucket.take_over(unused)
 
 

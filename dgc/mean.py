@@ -94,7 +94,7 @@ class LazyGradient(Tensor):
             return function(*materialized(args), **materialized(dict(kwargs or {})))
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls,
         function: Callable[..., Any],
         types: Sequence[type],
