@@ -105,9 +105,21 @@ class CommunicationThread:
 
         Joining it also releases the tensors that its last job refers to.
         """
+        self.end(None)
+
+    def end(self, seconds: float | None) -> bool:
+        """Accept no job any more; wait until those that were submitted have run.
+
+        Args:
+            seconds: How long to wait for them; None without a limit.
+
+        Returns:
+            Whether they have run, and the thread has ended.
+        """
         self._stopped = 'the engine is closed: nothing can be sent any more'
         self._jobs.put(None)
-        self._thread.join()
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def fail(self, error: Exception) -> None:
         """Raise ``error`` in place of the results of all jobs that are not complete.

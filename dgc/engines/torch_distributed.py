@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import json
 import os
 import secrets
@@ -32,6 +34,7 @@ all_gather_single = getattr(dist, 'all_gather_single', None) or dist.all_gather_
 stores: list[Store] = []
 
 START_SECONDS = 1800  # until all ranks have started
+EXIT_SECONDS = 1.0  # that the end of a process waits for a call that is not complete
 made: Counter[tuple[int, ...]] = Counter()  # groups of some ranks that were made, by these ranks
 
 
@@ -259,6 +262,8 @@ class TorchEngine(Engine):
         TorchEngine.engines.add(self)
         channel = StoreChannel(store, f'dgc/beat/{own.group_name}', rank, size)
         self._watch = watch(self, patience, channel)
+        if backend == 'gloo':
+            atexit.register(self._leave_at_exit)
 
     def close(self) -> None:
         """Destroy the group that this engine made; the last engine, also a default group that one
@@ -268,14 +273,28 @@ class TorchEngine(Engine):
         if self._watch is not None:
             self._watch.stop()
         super().close()
-        dist.destroy_process_group(self._group)
-        # Deleting the last reference ends gloo's threads. A thread that releases a tensor while the
-        # interpreter shuts down would abort the process.
-        del self._group
+        self._leave()
         TorchEngine.engines.discard(self)
         if TorchEngine.made_default_group and not TorchEngine.engines:
             TorchEngine.made_default_group = False
             dist.destroy_process_group()
+
+    def _leave(self) -> None:
+        """Destroy the group that this engine made, and with it gloo's threads.
+
+        A thread that releases a tensor while the interpreter shuts down would abort the process.
+        """
+        atexit.unregister(self._leave_at_exit)
+        with contextlib.suppress(ValueError):  # the program has destroyed all groups
+            dist.destroy_process_group(self._group)
+        del self._group
+
+    def _leave_at_exit(self) -> None:
+        """Leave the group of an engine that was not closed, unless a call of it is not complete:
+        gloo would wait for it, and a peer may have died."""
+        assert self._thread is not None
+        if self._thread.end(seconds=EXIT_SECONDS):
+            self._leave()
 
     def _duplicate(self) -> Engine:
         return TorchEngine(*self._arguments)

@@ -25,6 +25,7 @@ BEATS = 15  # within warning_seconds
 MISSED = 4  # beats after which a rank counts as silent
 PAUSE = 0.5  # seconds, beside missed beats, after which this process was itself stopped
 NAMED = 8  # ranks that a message lists
+EXIT_SECONDS = 5.0  # that the end of a process waits for a request to the channel
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ class Watch:
         self._stopped.set()
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(timeout=1)
+                thread.join(timeout=EXIT_SECONDS)
 
     def _beat(self, channel: Channel) -> None:
         """Publish this rank's state every period; read the others' while it waits."""
