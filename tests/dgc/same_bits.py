@@ -36,12 +36,12 @@ DECAYS = (0.01, 0.0)
 
 
 def tensors_of(state: object) -> Iterator[Tensor]:
-    """Yield all tensors in nested dictionaries, in their order."""
+    """Yield all tensors in nested dictionaries, in the order of their keys as text."""
     if isinstance(state, Tensor):
         yield state
     elif isinstance(state, dict):
-        for value in state.values():
-            yield from tensors_of(value)
+        for key in sorted(state, key=str):
+            yield from tensors_of(state[key])
 
 
 def digest(case: object, weight_decay: float, engine: dgc.Engine) -> str:
