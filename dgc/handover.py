@@ -11,7 +11,7 @@ from dgc.buckets import Bucket
 from dgc.codec.indices import in_order
 from dgc.ops import native
 from dgc.ops.contract import Step, Target
-from dgc.optim.targets import is_covered, target_of
+from dgc.optim.targets import is_covered, is_plain, target_of
 
 
 def offer(buckets: Sequence[Bucket], optimizer: Optimizer, own_hook: int) -> None:
@@ -43,9 +43,11 @@ def step(
         unused: Parameters that no rank used, which are left alone.
     """
     taken: list[tuple[Bucket, list[Target]]] = []
-    covered = is_covered(optimizer, own_hook)
+    covered = is_covered(optimizer, own_hook) and all(map(is_plain, optimizer.param_groups))
     for bucket in buckets:
-        targets = targets_of(bucket, optimizer, unused) if covered and bucket.hands_over else None
+        targets = None
+        if covered and bucket.hands_over and ops.is_native(bucket.device):
+            targets = targets_of(bucket, optimizer, unused)
         if targets is not None:
             taken.append((bucket, targets))
         elif bucket.mean is not None:

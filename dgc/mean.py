@@ -66,10 +66,8 @@ class LazyGradient(Tensor):
     meets a dense tensor, which is computed at the first use.
     """
 
-    _mean: SparseMean
-    _range: tuple[int, int]
-    _like: torch.Size
-    _dense: Tensor | None
+    _part: tuple[SparseMean, int, torch.Size]  # the mean, and where and in what shape it lies there
+    _dense: Tensor | None = None
 
     @staticmethod
     def of(mean: SparseMean, offset: int, parameter: Tensor) -> LazyGradient:
@@ -77,8 +75,7 @@ class LazyGradient(Tensor):
         made: LazyGradient = Tensor._make_wrapper_subclass(
             LazyGradient, parameter.shape, dtype=torch.float32, device=parameter.device
         )
-        made._mean, made._like, made._dense = mean, parameter.shape, None
-        made._range = offset, offset + parameter.numel()
+        made._part = mean, offset, parameter.shape
         return made
 
     @classmethod
@@ -116,6 +113,6 @@ def dense(gradient: Tensor) -> Tensor:
         return gradient
     found = gradient._dense
     if found is None:
-        begin, end = gradient._range
-        found = gradient._dense = gradient._mean.dense[begin:end].view(gradient._like)
+        mean, begin, shape = gradient._part
+        found = gradient._dense = mean.dense[begin : begin + shape.numel()].view(shape)
     return found

@@ -56,16 +56,24 @@ def watched_everywhere() -> bool:
     return bool(_global_optimizer_pre_hooks or _global_optimizer_post_hooks)
 
 
+def is_plain(group: Group) -> bool:
+    """Return whether the settings of a group are those that the kernel covers: no tensors, such as
+    ``lr`` may be, and no other arithmetic."""
+    has_tensors = any(isinstance(value, Tensor) for value in group.values())
+    return not has_tensors and not any(group.get(name) for name in SWITCHES)
+
+
 def target_of(optimizer: Optimizer, parameter: Tensor, group: Group) -> Target | None:
     """Return how ``optimizer`` updates a parameter in its next step; None where the kernel does not
     cover that.
 
     Creates the buffer of weight decay of a DGCSGD, and nothing else.
+
+    Args:
+        optimizer: One that ``is_covered``.
+        parameter: On a device with a C++ kernel.
+        group: That of the parameter, which ``is_plain``.
     """
-    if any(isinstance(value, Tensor) for value in group.values()):  # such as lr
-        return None
-    if any(group.get(name) for name in SWITCHES):
-        return None
     target = RULES[type(optimizer)](optimizer, parameter, group)
     if target is None or not fits(parameter):
         return None
@@ -75,11 +83,9 @@ def target_of(optimizer: Optimizer, parameter: Tensor, group: Group) -> Target |
 
 
 def fits(tensor: Tensor) -> bool:
-    """Return whether the kernel can read and write a tensor."""
-    plain = tensor.dtype == torch.float32 and not tensor.is_sparse
-    return (
-        plain and ops.is_native(tensor.device) and tensor.is_contiguous() and ops.is_aligned(tensor)
-    )
+    """Return whether the kernel can read and write a tensor on the CPU."""
+    is_float = tensor.dtype == torch.float32 and tensor.device.type == 'cpu'
+    return is_float and not tensor.is_sparse and tensor.is_contiguous() and ops.is_aligned(tensor)
 
 
 @cache
