@@ -29,7 +29,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: help setup requirements ops horovod run test sanitize faults lint format docs wheel check-wheel matrix lock clean distclean
+.PHONY: help setup requirements ops horovod run test sanitize faults lint format docs figures wheel check-wheel matrix lock clean distclean
 
 help: ## list the targets
 	@echo 'make TARGET [VARIABLE=value ...]'
@@ -90,6 +90,7 @@ sanitize: requirements ## test and fuzz the C++ kernels under AddressSanitizer a
 
 faults: requirements ## damage checkpoints and kill runs, and compare what comes out
 	@$(BIN)/python -m tools.faults $(ARGS)
+	@$(BIN)/python -m tools.faults.server $(SERVER_ARGS)
 
 lint: requirements ## check style (ruff), types (mypy) and the direction of imports
 	$(BIN)/ruff check .
@@ -106,6 +107,12 @@ docs: export NO_MKDOCS_2_WARNING := 1
 docs: requirements ## build the documentation as a site, in build/site
 	@$(BIN)/mkdocs build --strict -q
 	@echo 'build/site/index.html is the start; python -m http.server -d build/site serves it with its search'
+
+# From the measured numbers in docs/data; nothing is measured here.
+figures: requirements ## redraw the figures of the documents, and their table of methods
+	@$(BIN)/python -m tools.picture
+	@$(BIN)/python -m bench.time_to_accuracy
+	@$(BIN)/python -m tools.figures
 
 wheel: requirements ## build the wheel into dist
 	@$(BIN)/python -m tools.wheel --build

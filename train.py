@@ -22,6 +22,7 @@ if __name__ == '__main__':  # before torch is imported, which takes seconds: --h
     ARGUMENTS, OVERRIDES = parse_arguments(sys.argv[1:])
 
 from argparse import Namespace
+from pathlib import Path
 
 import torch
 
@@ -36,8 +37,8 @@ from utils.config.loading import parse_overrides
 from utils.failures import fail
 from utils.listing import listing
 from utils.log import Log
-from utils.naming import by_setting
-from utils.progress import EpochHooks, EpochMeters, progress_bar
+from utils.naming import by_setting, run_name
+from utils.progress import EpochHooks, EpochMeters, with_progress
 from utils.seeding import seed_everything
 from utils.training.experiment import Experiment
 
@@ -62,6 +63,9 @@ def main(arguments: Namespace, overrides: list[str]) -> int:
         device = choose_device(arguments.devices, launcher.device_index)
         mode = configs.train.distribution.build()
         settings = by_setting(parse_overrides(overrides))
+        if arguments.show:
+            workers = mode.workers(configs, launcher.size)
+            return show(arguments, configs, settings, workers) if launcher.rank == 0 else 0
         return mode.run(Experiment(arguments, configs, device, train_epoch, evaluate, settings))
     except Refused as error:  # raised on all ranks; one of them prints
         return give_up(error.code, str(error), launcher.size == 1 or launcher.rank == error.rank)
@@ -80,6 +84,13 @@ def main(arguments: Namespace, overrides: list[str]) -> int:
         return fail(error, launcher.rank)
 
 
+def show(arguments: Namespace, configs: Config, settings: dict[str, str], workers: int) -> int:
+    """Print the resolved configuration, after a comment with the folder of its run."""
+    name = arguments.name or run_name(arguments.configs, arguments.suffix, workers, settings)
+    print(f'# {Path(arguments.runs) / name}\n{configs}')
+    return 0
+
+
 def train_epoch(
     parts: Parts, configs: Config, epoch: int, log: Log, hooks: EpochHooks | None = None
 ) -> dict[str, float]:
@@ -93,17 +104,17 @@ def train_epoch(
         hooks: Say where the epoch begins, and save checkpoints.
     """
     hooks = hooks or EpochHooks()
-    engine, optimizer, loader = parts.engine, parts.optimizer, parts.loaders['train']
+    optimizer, loader = parts.optimizer, parts.loaders['train']
     batches_per_step = configs.train.num_batches_per_step
     parts.model.train()
     parts.share.epoch = epoch
     parts.share.skipped = hooks.first_step * (loader.batch_size or 1)
     # Ranks draw different augmentations, and a resumed epoch the same as an unbroken run.
     seed_everything(configs.seed + 1_000_003 * epoch + parts.share.rank)
-    meters, batches = EpochMeters(parts, log, epoch), iter(loader)  # which draws a random number
+    meters = EpochMeters(parts, log, epoch, configs.log.histogram_steps)
+    batches = iter(loader)  # which draws a random number
     hooks.begin(meters)
-    title, first = f'epoch {epoch}', hooks.first_step
-    for batch in progress_bar(engine, batches, title, len(loader), first):
+    for batch in with_progress(parts, batches, meters, epoch, configs.train.num_epochs):
         parts.rate.before_step(optimizer.steps)
         optimizer.zero_grad()
         loss = torch.zeros((), device=parts.device)
@@ -115,6 +126,7 @@ def train_epoch(
             part = part / batches_per_step
             part.backward()
             loss += part.detach()
+        meters.before_exchange()
         optimizer.step()
         meters.add(loss)
         hooks.after_step(meters)

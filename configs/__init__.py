@@ -3,6 +3,7 @@
 import torch
 
 from dgc import dense
+from dgc.engines.lighthouse import ElasticSettings
 from dgc.parameter_server import ServerSettings
 from utils.config import REQUIRED, REQUIRED_NODE, Config, configs, described
 from utils.meters import TopK
@@ -27,14 +28,16 @@ configs.data.num_threads_per_worker = described(
 
 configs.engine = Config()
 configs.engine.name = described(
-    None, "Communication library: 'horovod', 'torch', 'local' or 'simulated'. None: the launcher's."
+    None,
+    "Communication library: 'horovod', 'torch', 'local' or 'simulated'; 'torchft' with "
+    "configs/elastic/. None: the launcher's.",
 )
 configs.engine.size = described(1, "Number of workers of the engine 'simulated'.")
 configs.engine.warning_seconds = described(
     30.0, 'Seconds of waiting in one call until a line names the ranks and the bucket waited for.'
 )
 configs.engine.abort_seconds = described(
-    1800.0, 'Seconds of waiting in one call until the run ends. Also the limit of Horovod and gloo.'
+    None, 'Seconds of waiting in one call until the run ends. None: from the measured steps.'
 )
 
 # Beside the checkpoints at the end of each epoch: docs/reliability.md.
@@ -46,8 +49,37 @@ configs.checkpoint.every_minutes = described(
     None, 'Minutes between checkpoints within an epoch. None: none are saved by time.'
 )
 
+configs.checkpoint.most_growth = described(
+    10.0, "By what factor the weights' norm may grow between checkpoints, for one to be resumed."
+)
+
+# Where steps are skipped, which configs.train.compression.nonfinite = 'skip' allows.
+configs.rollback = Config()
+configs.rollback.after_skips = described(
+    None,
+    'Skipped steps in a row until training goes back to the last good checkpoint. None: never.',
+)
+configs.rollback.lr_factor = described(0.5, 'By what the learning rate is multiplied then.')
+configs.rollback.times = described(3, 'How often, until training ends.')
+
+configs.agreement = described(
+    None, 'Steps between comparisons of all parameters and buffers over the ranks. None: epochs.'
+)
+
+# TensorBoard: docs/report.md.
+configs.log = Config()
+configs.log.axis = described(
+    'samples', "What TensorBoard's Step counts: 'samples' of all workers, or optimizer 'steps'."
+)
+configs.log.histogram_steps = described(
+    None, 'Optimizer steps between two histograms of magnitudes in TensorBoard. None: none.'
+)
+
 # The server of asynchronous training: configs/dgs/, docs/parameter_server.md.
 configs.server = described(Config(ServerSettings), 'The server of asynchronous training.')
+
+# Training whose workers may die, stall and join: configs/elastic/, docs/elastic.md.
+configs.elastic = described(Config(ElasticSettings), 'Workers that may die, stall and join.')
 
 configs.train = Config()
 configs.train.num_epochs = described(REQUIRED, 'Number of epochs.')

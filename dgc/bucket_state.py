@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -82,6 +83,37 @@ class BucketState(dict[str, dict[str, Any]]):
                 else:
                     current.clear()
                     current.update(copied(saved))
+
+    def resize(self, rank: int, size: int) -> None:
+        """Own the slice of another rank or world size, with zeros where the slice changes.
+
+        Other entries stay as they are: ``dgc.elastic`` converts them.
+        """
+        owned = owned_range(self.spec.numel, rank, size)
+        if owned == self.owned:
+            return
+        self.owned = owned
+        for role, entries in self.parts.items():
+            for name, entry in entries.items():
+                if isinstance(entry, OwnedSlice):
+                    self[role][name] = self._initial(entry)
+
+    def expanded(self, role: str, name: str) -> Tensor:
+        """Return ``[n]`` with an ``OwnedSlice`` in this rank's slice, and zeros elsewhere."""
+        return self._expanded(self[role][name])
+
+    def reset(self, role: str) -> float:
+        """Set what one part keeps to what it was before the first step, in place.
+
+        Returns:
+            The Euclidean norm of the tensors that it kept for the whole bucket.
+        """
+        kept = [value for value in self[role].values() if isinstance(value, Tensor)]
+        norm = math.sqrt(sum(float(value.double().square().sum()) for value in kept))
+        self.roll_back(
+            {role: {name: self._initial(entry) for name, entry in self.parts[role].items()}}
+        )
+        return norm
 
     def copy_of(self, names: Container[str]) -> dict[str, list[Tensor]]:
         """Return copies of what the parts keep of some parameters, for ``put_back``."""

@@ -141,6 +141,11 @@ class Bucket:
         draws['count'] = count = draws.get('count', 0) + 1
         return zlib.crc32(f'{self._rank} {count} {self.spec.names[0]}'.encode())
 
+    def resize(self, rank: int, size: int) -> None:
+        """Become the bucket of another rank or world size; see ``BucketState.resize``."""
+        self._rank = rank
+        self.state.resize(rank, size)
+
     @property
     def gradient(self) -> Tensor:
         """The gradient in the bucket's own storage ``[n]``, of the parameters' type; ``pieces`` is

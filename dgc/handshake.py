@@ -118,27 +118,40 @@ def gather_states(engine: Engine, state: Any, device: torch.device | str) -> lis
     return states
 
 
-def check_agreement(engine: Engine, tensors: Iterable[Tensor]) -> None:
-    """Check that ``tensors`` are bit-identical on all ranks. A collective.
+def check_agreement(
+    engine: Engine, named_tensors: Iterable[tuple[str, Tensor]], where: str = ''
+) -> None:
+    """Check that tensors are bit-identical on all ranks. A collective.
 
     Every exchange guarantees it. An error in a library beneath (collectives on the wrong stream,
     two threads in one group) breaks it silently, and each rank would then train a different model.
 
     Args:
-        engine: Carries a digest of the tensors.
-        tensors: The parameters, in the same order on all ranks.
+        engine: Carries a digest of each rank's tensors, and one of each tensor where they differ.
+        named_tensors: With their names, in the same order on all ranks.
+        where: Follows in the message.
 
     Raises:
-        AgreementError: On all ranks, where a rank differs from rank 0.
+        AgreementError: On all ranks, with the first tensor that differs, and the rank whose tensor
+            is not that of most ranks.
     """
-    digest, device = hashlib.sha256(), torch.device('cpu')
-    for tensor in tensors:
-        digest.update(as_bytes(tensor).cpu().numpy().tobytes())
+    digests, device = {}, torch.device('cpu')
+    for name, tensor in named_tensors:
+        digests[name] = hashlib.sha256(as_bytes(tensor).cpu().numpy().tobytes()).digest()
         device = tensor.device
-    first, *others = gather_bytes(engine, digest.digest(), device)
-    for rank, other in enumerate(others, 1):
-        if other != first:
-            raise AgreementError(f'rank {rank} and rank 0 hold different parameters')
+    whole = hashlib.sha256(b''.join(digests.values())).digest()
+    if len({*gather_bytes(engine, whole, device)}) == 1:
+        return
+    ranks = gather_bytes(engine, b''.join(digests.values()), device)
+    for number, name in enumerate(digests):
+        part = slice(number * len(whole), (number + 1) * len(whole))
+        found = [own[part] for own in ranks]
+        if len({*found}) > 1:
+            usual = max(found, key=found.count)  # of several, that of the lowest rank
+            other = next(rank for rank, digest in enumerate(found) if digest != usual)
+            raise AgreementError(
+                f'rank {other} and rank {found.index(usual)} hold different values of {name}{where}'
+            )
 
 
 def broadcast_tensors(engine: Engine, tensors: Iterable[Tensor], root: int = 0) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -132,6 +132,9 @@ class Reducer:
             ranks.
         unused: The names of the parameters that no rank used in the last step.
         scaling: The scale that the results are multiplied by; None for none.
+        watch: Is called on the engine's thread with each bucket and this rank's message; None for
+            none.
+        skips: Exchanges that were skipped since the last one that was not; the same on all ranks.
     """
 
     def __init__(self, buckets: Sequence[Bucket], composition: Composition, engine: Engine) -> None:
@@ -149,6 +152,8 @@ class Reducer:
         self.find_unused = False
         self.unused: set[str] = set()
         self.scaling: Scaling | None = None
+        self.watch: Callable[[Bucket, Sparse], None] | None = None
+        self.skips = 0
         self._kept: dict[int, Mapping[str, Sequence[Tensor]]] = {}  # state of what is unused here
         self._size = engine.size
         self._snapshots: dict[int, Mapping[str, Any]] = {}  # the state before this exchange
@@ -234,14 +239,15 @@ class Reducer:
                 "ranks' states (dgc.saved_state.merge_states) into a new optimizer"
             )
         self._ready = [True] * len(self.buckets)
-        if self.composition.clipping is not None and not self.composition.overlaps:
-            self.composition.clipping.clip(self.buckets, self.engine)
         try:
+            if self.composition.clipping is not None and not self.composition.overlaps:
+                self.composition.clipping.clip(self.buckets, self.engine)
             self._submit_in_order(len(self.buckets))
             outcomes = [
                 self._published(bucket, future)
                 for bucket, future in zip(self.buckets, self._pending, strict=True)
             ]
+            self.engine.confirm()
         except Exception:  # the engine failed, perhaps since another rank is gone
             self._abandon()
             raise
@@ -250,6 +256,7 @@ class Reducer:
         self.progress.wait += time.perf_counter() - start
         self.progress.steps += 1
         usable = not (self._discards or any(outcome.non_finite for outcome in outcomes))
+        self.skips = 0 if usable else self.skips + 1
         if not usable:
             self._roll_back()
             for bucket in self.buckets:  # so that .grad shows what was not finite
@@ -305,6 +312,15 @@ class Reducer:
         """
         self._abandon()
         restore([bucket.state for bucket in self.buckets], state_dict, self.engine.size)
+
+    def resize(self) -> None:
+        """Go on with the engine's present rank and world size, between two steps.
+
+        The state of the parts must have been converted to it (``dgc.elastic``).
+        """
+        self._size = self.engine.size
+        for bucket in self.buckets:
+            bucket.resize(self.engine.rank, self.engine.size)
 
     def release(self) -> None:
         """Leave the engine to another reducer. To be called on all ranks, between two steps."""
@@ -388,6 +404,8 @@ class Reducer:
 
         # Clip, transform, add to the residual, select.
         selected, is_finite = self._select(index, compressor)
+        if self.watch is not None:
+            self.watch(bucket, selected)
 
         # Exchange.
         flag = self._flag(index)

@@ -53,6 +53,11 @@ class Wrapper(Uncopied):
         """This rank's counters of steps, elements, bytes and seconds."""
         return self.reducer.progress
 
+    @property
+    def skips(self) -> int:
+        """Exchanges that all ranks have skipped since the last one that was applied."""
+        return self.reducer.skips
+
     def _use(self, optimizer: Optimizer) -> None:
         """Share groups and state with a wrapped optimizer; loading replaces these objects."""
         self.param_groups = optimizer.param_groups

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-STARTING = ('train', 'bench', 'tools')  # folders of tests that start processes
+STARTING = ('train', 'bench', 'tools', 'examples', 'docs')  # folders of tests that start processes
 FOLDER = pytest.StashKey[tempfile.TemporaryDirectory]()
 
 

@@ -16,17 +16,23 @@ SERVER, STUB = (Path(__file__).with_name(name) for name in ('warm_server.py', 'w
 PYTHON = sys.executable
 BIN = Path(PYTHON).parent
 TORCHRUN = [str(STUB), '-m', 'torch.distributed.run']
-REPLACED = {
-    PYTHON: [str(STUB)],
+HOROVODRUN = [str(STUB), str(BIN / 'horovodrun')]
+LAUNCHERS = {
     'torchrun': TORCHRUN,
     str(BIN / 'torchrun'): TORCHRUN,
+    'horovodrun': HOROVODRUN,
+    str(BIN / 'horovodrun'): HOROVODRUN,
 }
 START = 120.0  # seconds
 
 
 def warmed(words: Sequence[str]) -> list[str]:
     """A command with ``warm_python`` in the place of python, also behind a launcher."""
-    return [new for word in words for new in REPLACED.get(word, [word])]
+    first, *rest = words
+    return [
+        *LAUNCHERS.get(first, [str(STUB) if first == PYTHON else first]),
+        *(str(STUB) if word == PYTHON else word for word in rest),
+    ]
 
 
 @cache
@@ -38,6 +44,10 @@ def environment(*libraries: str) -> dict[str, str]:
     """
     folder = tempfile.TemporaryDirectory(prefix='warm')
     path = Path(folder.name) / 'socket'
+    path.with_name('python').symlink_to(STUB)
+    horovodrun = path.with_name('horovodrun')  # beside python, as in BIN
+    horovodrun.write_text(f'#!/bin/sh\nexec {" ".join(HOROVODRUN)} "$@"\n')
+    horovodrun.chmod(0o755)
     server = subprocess.Popen(
         [str(STUB) if libraries else PYTHON, str(SERVER), str(path), *libraries],
         stdin=subprocess.PIPE,
@@ -49,7 +59,7 @@ def environment(*libraries: str) -> dict[str, str]:
         assert server.poll() is None and time.monotonic() < deadline, f'{SERVER} did not start'
         time.sleep(0.05)
     # torchrun starts its workers by PYTHON_EXEC where that is set.
-    return {'WARM_SERVER': str(path), 'PYTHON_EXEC': str(STUB)}
+    return {'WARM_SERVER': str(path), 'WARM_PLAIN': PYTHON, 'PYTHON_EXEC': str(STUB)}
 
 
 def stop(server: subprocess.Popen, folder: tempfile.TemporaryDirectory) -> None:

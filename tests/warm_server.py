@@ -8,16 +8,20 @@ this file) takes the place of ``python`` in a command: it sends its arguments, e
 and standard streams, and the server forks a child that runs the program as ``__main__``. No module
 of the project is imported before the fork.
 
-What differs from a process of its own: all children have one hash seed and one OMP_NUM_THREADS,
-and they live in the server's network namespace.
+A child has the limits of ``warm_python`` and enters its namespaces, so that nodes of an emulated
+cluster start quickly, too. What differs from a process of its own: all children have one hash seed
+and one OMP_NUM_THREADS.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import importlib
 import json
 import os
+import resource
 import runpy
 import selectors
 import signal
@@ -26,6 +30,7 @@ import struct
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 LIBRARIES = (
     *('torch', 'torch._dynamo', 'torch.distributed.launcher', 'torch.utils.data', 'torchvision'),
@@ -33,7 +38,8 @@ LIBRARIES = (
 )
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 STREAMS = 3
-STUB = Path(__file__).with_name('warm_python')
+LIMITS = [value for name, value in vars(resource).items() if name.startswith('RLIMIT_')]
+NAMESPACES = ('net', 'uts', 'mnt')  # what a node of tools/cluster has for itself
 
 
 @dataclass
@@ -44,6 +50,26 @@ class Request:
     environment: dict[str, str]
     folder: str
     streams: list[int]
+    client: int  # process id
+
+
+def peer(connection: socket.socket) -> int:
+    """The id of the process at the other end."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize('3i'))
+    return struct.unpack('3i', raw)[0]
+
+
+def join(of: int) -> None:
+    """Take over the limits of resources and the namespaces of another process."""
+    for limit in LIMITS:
+        resource.setrlimit(limit, resource.prlimit(of, limit))
+    setns = ctypes.CDLL(None, use_errno=True).setns
+    for kind in NAMESPACES:
+        theirs, ours = (Path(f'/proc/{process}/ns/{kind}') for process in (of, 'self'))
+        if theirs.readlink() != ours.readlink():
+            with theirs.open() as file:
+                if setns(file.fileno(), 0):
+                    raise OSError(ctypes.get_errno(), f'cannot enter {theirs}')
 
 
 def receive(connection: socket.socket) -> Request | None:
@@ -55,7 +81,7 @@ def receive(connection: socket.socket) -> Request | None:
         while len(raw) < length and (piece := connection.recv(length - len(raw))):
             raw += piece
         if len(raw) == length:
-            return Request(*json.loads(raw), streams)
+            return Request(*json.loads(raw), streams, peer(connection))
     for stream in streams:
         os.close(stream)
     return None
@@ -137,7 +163,11 @@ class Server:
 
 
 def become(request: Request) -> None:
-    """Take over the folder, the environment and the standard streams of a request."""
+    """Take over the limits, namespaces, folder, environment and standard streams of a request."""
+    try:
+        join(request.client)
+    except (FileNotFoundError, ProcessLookupError):
+        os._exit(1)  # the client has been killed, and nobody waits for the program
     for number, stream in enumerate(request.streams):
         os.dup2(stream, number)
         os.close(stream)
@@ -149,20 +179,24 @@ def become(request: Request) -> None:
     for number in FORWARDED:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.executable = str(STUB)  # for the processes that the program starts itself
+    # For the processes that the program starts itself.
+    sys.executable = str(Path(sys.argv[1]).with_name('python'))
 
 
 def run(words: list[str]) -> None:
-    """Run ``[-u] -m MODULE`` or ``[-u] FILE`` with its arguments, as python does."""
+    """Run ``[-u]`` with ``-m MODULE``, ``-c CODE`` or ``FILE`` and arguments, as python does."""
     while words and words[0] == '-u':
         words = words[1:]
     more = os.environ.get('PYTHONPATH', '').split(os.pathsep)
-    is_module = words[0] == '-m'
-    first = str(Path.cwd()) if is_module else str(Path(words[0]).resolve().parent)
+    first = str(Path.cwd()) if words[0] in ('-m', '-c') else str(Path(words[0]).resolve().parent)
     sys.path[0:1] = [first, *filter(None, more)]
-    if is_module:
+    if words[0] == '-m':
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name='__main__', alter_sys=True)
+    elif words[0] == '-c':
+        sys.argv = ['-c', *words[2:]]
+        sys.modules['__main__'] = main = ModuleType('__main__')
+        exec(compile(words[1], '<string>', 'exec'), vars(main))
     else:
         sys.argv = words
         runpy.run_path(words[0], run_name='__main__')
@@ -172,6 +206,10 @@ if __name__ == '__main__':
     sys.path[0] = os.devnull  # tests/ has folders with names of libraries, such as datasets
     for library in (*LIBRARIES, *sys.argv[2:]):
         importlib.import_module(library)
+    # Collections of garbage in the children would copy every page that holds an object of ours:
+    # a second of processor time in each of them at its end.
+    gc.collect()
+    gc.freeze()
     REQUEST = Server(sys.argv[1]).serve()
     become(REQUEST)
     run(REQUEST.words)

@@ -36,10 +36,10 @@ from utils.training.averaging import Averaging, Surroundings
 # Settings of torch's schedulers that count calls; configurations give them in epochs.
 COUNTED_IN_EPOCHS = ('T_max', 'milestones', 'step_size', 'total_iters')
 
-# Settings in which a server and its workers may differ.
+# Settings in which a server and its workers may differ, and so may elastic workers.
 INDIVIDUAL = (
     *('configs.server.', 'configs.data.', 'configs.engine.', 'configs.checkpoint.'),
-    'configs.dataset.root',
+    *('configs.elastic.', 'configs.log.', 'configs.dataset.root'),
 )
 
 
@@ -87,6 +87,7 @@ class Parts(Evaluated):
         return {
             'model': self.model.state_dict(),
             'optimizer': self.optimizer.state_dict(),
+            'rate_factor': self.rate.factor,
             **({'plan': json.dumps(Plan(plan.buckets).to_json())} if plan else {}),
         }
 
@@ -110,6 +111,7 @@ class Parts(Evaluated):
         self.optimizer.load_state_dict({**saved.state['optimizer'], 'steps': steps})
         for group, configured in zip(self.optimizer.param_groups, settings, strict=True):
             group.update({**configured, 'params': group['params']})
+        self.rate.factor = saved.rate_factor
         self.rate.resume(steps)
         return Position(saved.position.epochs, step)
 
@@ -240,7 +242,7 @@ def aspects(configs: Config, datasets: dict[str, Dataset]) -> dict[str, str]:
 
 
 def common(configs: Config, datasets: dict[str, Dataset]) -> str:
-    """What a server and its workers must have alike, as text."""
+    """What a server and its workers, or elastic workers, must have alike, as text."""
     settings = {
         name: repr(v) for name, v in configs.flat().items() if not name.startswith(INDIVIDUAL)
     }

@@ -14,7 +14,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from torch import Tensor
 from dgc.saved_state import join_ranks, merge_states
 from utils import sealed
 from utils.files import replacing
+from utils.norms import exploded
 from utils.sealed import Unusable
 
 NAME = re.compile(r'e(\d+)(?:\.s(\d+))?\.r(\d+)of(\d+)\.pth')
@@ -104,16 +105,34 @@ class Checkpoints:
         folder: Where they are.
         rank, size: Of this rank.
         start: A text that the ranks of a run have in common, and no other start of a run has.
+        most_growth: See ``utils.norms.exploded``.
     """
 
-    def __init__(self, folder: Path, rank: int = 0, size: int = 1, start: str = '') -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rank: int = 0,
+        size: int = 1,
+        start: str = '',
+        most_growth: float | None = None,
+    ) -> None:
         self.folder = folder
         self.rank = rank
         self.size = size
         self.start = start
+        self.most_growth = most_growth
 
-    def save(self, position: Position, state: dict[str, Any]) -> None:
-        """Write this rank's file of a position, atomically."""
+    def save(
+        self, position: Position, state: dict[str, Any], norms: Sequence[float | None] = ()
+    ) -> None:
+        """Write this rank's file of a position, atomically.
+
+        Args:
+            position: Of the state.
+            state: What is saved.
+            norms: Of the weights, and of those in the last good checkpoint; none where they are not
+                known.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         model = state.get('model', {})
         manifest = {
@@ -124,6 +143,7 @@ class Checkpoints:
             'epochs': position.epochs,
             'step': position.step,
             'model': model_digest(model),
+            **dict(zip(('norm', 'norm_before'), norms, strict=False)),
         }
         sealed.write(state, manifest, self.folder / file_name(position, self.rank, self.size))
 
@@ -232,9 +252,25 @@ class Checkpoints:
                 raise Unusable(f'holds {wrong}, and not what its name says')
             if wrong := ', '.join(sorted(not_finite(state.get('model', {})) - {*infinite})[:NAMED]):
                 raise Unusable(f'holds parameters or buffers that are not finite ({wrong})')
+            if wrong := self._exploded(state.get('manifest', {})):
+                raise Unusable(wrong)
         except Unusable as error:
             raise Unusable(f'{path} {error}') from error
         return state
+
+    def _exploded(self, manifest: Mapping[str, Any]) -> str:
+        """What is wrong with the norm of a checkpoint's weights; '' for nothing."""
+        norm, before = manifest.get('norm'), manifest.get('norm_before')
+        if norm is None or not exploded(norm, before, self.most_growth):
+            return ''
+        return (
+            f'holds weights whose norm is {norm:.3g}, and was {before or 0:.3g} in the last good '
+            f'checkpoint (configs.checkpoint.most_growth = {self.most_growth})'
+        )
+
+    def discard(self, position: Position) -> None:
+        """Remove this rank's file of a position."""
+        (self.folder / file_name(position, self.rank, self.size)).unlink(missing_ok=True)
 
     def _files(self) -> Iterable[tuple[Path, Position, int, int]]:
         for path in sorted(self.folder.glob('e*.pth')):

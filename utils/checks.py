@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,12 @@ LEAST = {
     'train.warmup_lr_epochs': 0,
 }
 
+# Settings that None turns off, for modes of training which do not have them.
+SAVED_WITHIN_EPOCHS = ('checkpoint.every_steps', 'checkpoint.every_minutes')
+ROLLBACK = ('rollback.after_skips',)
+AGREEMENT = ('agreement',)
+
+AXES = ('samples', 'steps')  # that TensorBoard's Step may count
 MIN_MINUTES = 0.001  # between checkpoints
 
 # Settings of deep_gradient_compression that do nothing where no codec is involved, and where
@@ -38,6 +44,8 @@ def check_settings(configs: Config) -> None:
         section, name = path.split('.')
         check_number(f'configs.{path}', configs[section][name], least, int)
     check_checkpoint(configs.checkpoint)
+    check_log(configs.log)
+    check_rollback(configs)
     if not isinstance(configs.seed, int):
         raise ConfigError(
             f'configs.seed = {configs.seed!r}: a run needs a number, by which its ranks agree on '
@@ -55,12 +63,38 @@ def check_settings(configs: Config) -> None:
             check_node(f'configs.train.meters.{name}', meter)
 
 
+def check_log(settings: Config) -> None:
+    """Raise ConfigError for an axis that there is not, or a period that cannot be meant."""
+    if settings.axis not in AXES:
+        raise ConfigError(f'configs.log.axis = {settings.axis!r}: it is one of {", ".join(AXES)}')
+    if settings.histogram_steps is not None:
+        check_number('configs.log.histogram_steps', settings.histogram_steps, 1, int)
+
+
 def check_checkpoint(settings: Config) -> None:
     """Raise ConfigError for intervals between checkpoints that cannot be meant."""
     if settings.every_steps is not None:
         check_number('configs.checkpoint.every_steps', settings.every_steps, 1, int)
     if settings.every_minutes is not None:
         check_number('configs.checkpoint.every_minutes', settings.every_minutes, MIN_MINUTES, float)
+    if settings.most_growth is not None:
+        check_number('configs.checkpoint.most_growth', settings.most_growth, 1, float)
+
+
+def check_rollback(configs: Config) -> None:
+    """Raise ConfigError for settings of rollbacks and of ``agreement`` that cannot be meant."""
+    settings = configs.rollback
+    if settings.after_skips is not None:
+        check_number('configs.rollback.after_skips', settings.after_skips, 1, int)
+    check_number('configs.rollback.times', settings.times, 1, int)
+    check_number('configs.rollback.lr_factor', settings.lr_factor, 0, float)
+    if not 0 < settings.lr_factor <= 1:
+        raise ConfigError(
+            f'configs.rollback.lr_factor = {settings.lr_factor}: expected a number above 0, and at '
+            'most 1'
+        )
+    if configs.agreement is not None:
+        check_number('configs.agreement', configs.agreement, 1, int)
 
 
 def check_number(path: str, value: Any, least: float, kind: type) -> None:
@@ -82,25 +116,78 @@ def check_node(path: str, value: Any) -> None:
 
 
 def check_synchronous(configs: Config) -> None:
-    """Raise ConfigError for settings of a server, which synchronous training does not have."""
-    for name, value in configs.server.items():
-        default = configs.server._parameters[name].default
-        if value != default:
+    """Raise ConfigError for settings of a server or of elastic workers, which synchronous training
+    does not have."""
+    check_unset(configs, 'server', 'synchronous training has no server', 'a file of configs/dgs/')
+    reason = 'the number of workers is fixed in synchronous training'
+    check_unset(configs, 'elastic', reason, 'configs/elastic/torchft.py')
+    if configs.engine.name == 'torchft':
+        raise ConfigError(
+            'configs.engine.name = torchft is for workers that may die and join: add '
+            'configs/elastic/torchft.py to --configs'
+        )
+
+
+def check_unset(configs: Config, section: str, reason: str, remedy: str) -> None:
+    """Raise ConfigError where a setting of ``section`` is not its default."""
+    for name, value in configs[section].items():
+        if value != configs[section]._parameters[name].default:
             raise ConfigError(
-                f'configs.server.{name} is set, and synchronous training has no server: '
-                'add a file of configs/dgs/ to --configs'
+                f'configs.{section}.{name} is set, and {reason}: add {remedy} to --configs'
             )
+
+
+def check_none(configs: Config, names: Iterable[str], reason: str) -> None:
+    """Raise ConfigError where a setting is not None.
+
+    Args:
+        configs: All settings.
+        names: Of settings, each with its section where it is in one.
+        reason: With what a setting has no effect, and why.
+    """
+    for name in names:
+        section, _, last = name.rpartition('.')
+        value = (configs[section] if section else configs)[last]
+        if value is not None:
+            raise ConfigError(f'configs.{name} = {value!r} has no effect with {reason}')
+
+
+def check_elastic(configs: Config) -> None:
+    """Raise ConfigError for what workers that may die and join do not have."""
+    if configs.engine.name not in (None, 'torchft'):
+        raise ConfigError(
+            f'configs.engine.name = {configs.engine.name} does not fit configs/elastic/: leave it '
+            'out'
+        )
+    check_unset(configs, 'server', 'elastic workers have no server', 'a file of configs/dgs/')
+    for names, reason in (
+        (
+            SAVED_WITHIN_EPOCHS,
+            'which save no checkpoints: a worker that joins takes the state of another one',
+        ),
+        (ROLLBACK, 'which save no checkpoints to go back to'),
+        (AGREEMENT, 'whose steps are confirmed by a vote'),
+    ):
+        check_none(configs, names, f'elastic workers, {reason}')
+    averaging = function_name(configs.train.averaging)
+    if averaging != EveryStep.__name__:
+        raise ConfigError(
+            f'configs.train.averaging = {averaging} does not work with configs/elastic/, since '
+            'between two rounds workers hold parameters of their own: leave one of the two out'
+        )
 
 
 def check_asynchronous(configs: Config) -> None:
     """Raise ConfigError for a composition or for local steps that a parameter server cannot use."""
     build_composition(configs, Asynchronous)
-    for name, value in configs.checkpoint.items():
-        if value is not None:
-            raise ConfigError(
-                f'configs.checkpoint.{name} = {value!r} has no effect with a parameter server: its '
-                'checkpoints are saved every configs.server.checkpoint_seconds'
-            )
+    together = 'whose workers make no steps together'
+    for names, reason in (
+        (('log.histogram_steps',), 'whose workers write no files'),
+        (SAVED_WITHIN_EPOCHS, 'which saves one every configs.server.checkpoint_seconds'),
+        (ROLLBACK, together),
+        (AGREEMENT, together),
+    ):
+        check_none(configs, names, f'a parameter server, {reason}')
     averaging = function_name(configs.train.averaging)
     if averaging != EveryStep.__name__:
         mode = function_name(configs.train.distribution)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import json
 import logging
 import os
 import sys
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from utils import terminal
 from utils.config import ConfigError
 from utils.config.loading import check_exists
 from utils.naming import MAX_NAME, MAX_SUFFIX, check_part
@@ -53,13 +55,15 @@ examples:
   evaluate the best checkpoint of another run, in one process, whatever its number of workers:
     python train.py --configs configs/digits/cnn.py configs/dgc/wm5.py \\
         --evaluate --resume runs/digits.cnn+dgc.wm5.np2
+  print every setting of an experiment as it would be trained, without training:
+    python train.py --configs configs/digits/cnn.py configs/dgc/wm5.py --show
   list all algorithms, config files and settings:
     python train.py --list
 """
 
 OPTIONS = (
     *('--configs', '--devices', '--evaluate', '--help', '--list'),
-    *('--name', '--resume', '--runs', '--serve', '--suffix'),
+    *('--name', '--resume', '--runs', '--serve', '--show', '--suffix'),
 )
 # Environment variables of the launchers in dgc.engines.launchers, which imports torch.
 RANKS = {  # rank: local rank
@@ -93,6 +97,20 @@ class Stopped(Refused):
     code = STOPPED
 
 
+def tell_launcher(message: str) -> None:
+    """Leave the line where torchrun looks for the reason of a failure, which it prints last.
+
+    torchrun and horovodrun print tracebacks of their own after a worker has failed, which no
+    worker can prevent; torchrun's then ends with this line.
+    """
+    path = os.environ.get('TORCHELASTIC_ERROR_FILE')
+    if path:
+        extra = {'timestamp': str(int(time.time()))}
+        content = {'message': {'message': f'train.py: {message}', 'extraInfo': extra}}
+        with contextlib.suppress(OSError):
+            Path(path).write_text(json.dumps(content))
+
+
 def give_up(code: int, message: str, prints: bool) -> int:
     """Print the line that says why the program ends, if this rank prints; returns ``code``.
 
@@ -100,9 +118,11 @@ def give_up(code: int, message: str, prints: bool) -> int:
     printed.
     """
     if prints:
-        start = '\n' if code == STOPPED else ''  # the cursor may be behind a progress bar
+        terminal.erase()
+        start = '\n' if code == STOPPED else ''  # behind another rank's line of progress
         with contextlib.suppress(OSError):  # the disk under a log file may be full
             print(f'{start}train.py: {message}', file=sys.stderr, flush=True)
+        tell_launcher(message)
     else:
         time.sleep(PATIENCE)
     return code
@@ -122,8 +142,12 @@ def flush(code: int) -> int:
 def end(code: int) -> NoReturn:
     """End the process with ``code``, also where its output cannot be written any more.
 
-    Python would write what is buffered once more, print a traceback, and end with code 120.
+    Python would write what is buffered once more, print a traceback, and end with code 120. After a
+    signal the process ends at once: releasing all modules takes Python and torch a second of a
+    core, and launchers soon kill those whom they have asked to end.
     """
+    if code in (INTERRUPTED, TERMINATED):
+        end_at_once(code)
     sys.exit(flush(code))
 
 
@@ -186,6 +210,11 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
         '--list',
         action='store_true',
         help='list all algorithms, config files and settings with their defaults, and end',
+    )
+    parser.add_argument(
+        '--show',
+        action='store_true',
+        help='print the resolved configuration and the name of the run, and end',
     )
     parser.add_argument(
         '--devices',
@@ -263,4 +292,5 @@ def quiet_others(rank: int) -> None:
     """Print each warning once, on rank 0 only: ranks have the same ones, or they are errors."""
     logging.basicConfig(format='%(message)s', level=logging.INFO if rank == 0 else logging.ERROR)
     logging.root.handlers[0].addFilter(Once())
+    logging.root.handlers[0].addFilter(terminal.Erases())
     logging.captureWarnings(True)

@@ -30,6 +30,9 @@ class LearningRate:
         steps_per_epoch: Steps in an epoch.
         workers: Number of workers by which the rate was multiplied.
         per_epoch: Whether the scheduler steps once per epoch.
+
+    Attributes:
+        factor: By which all rates are multiplied; set before the first step.
     """
 
     def __init__(
@@ -47,6 +50,8 @@ class LearningRate:
         self.workers = workers
         self.period = steps_per_epoch if per_epoch else 1
         self.full = [group['lr'] for group in optimizer.param_groups]
+        self.factor = 1.0
+        self._scheduled = self.full  # of the last step, without the factor
         self._next = 0
 
     def before_step(self, step: int) -> None:
@@ -55,9 +60,17 @@ class LearningRate:
         In asynchronous training steps may be skipped or repeated: the scheduler goes through the
         skipped ones, and a repeated one changes nothing.
         """
+        if step < self._next:
+            return
+        groups = self.optimizer.param_groups
+        for group, rate in zip(groups, self._scheduled, strict=True):
+            group['lr'] = rate  # which schedulers compute the next one from
         for each in range(self._next, step + 1):
             self._set(each)
-        self._next = max(self._next, step + 1)
+        self._next = step + 1
+        self._scheduled = [group['lr'] for group in groups]
+        for group in groups:
+            group['lr'] *= self.factor
 
     def _set(self, step: int) -> None:
         if step <= self.warmup_steps:

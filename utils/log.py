@@ -7,14 +7,14 @@ import logging
 import platform
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 import torch
+from torch import Tensor
 
-from dgc.composition import Composition
 from dgc.engines import detect
 from dgc.handshake import gather_text
 from utils.agree import agreed
@@ -22,8 +22,14 @@ from utils.build import Parts
 from utils.checkpoint import Position
 from utils.config import Config
 from utils.curves import Curves
+from utils.facts import predicted_bytes, synchronous_facts, write_facts
 from utils.files import replacing, saving
 from utils.folder import check_writable, prepare_folder, writing
+from utils.lines import metrics_lines
+from utils.naming import UNNAMED
+
+EMPTY: Mapping[str, list[float]] = {}
+NO_SETTINGS: Mapping[str, Any] = {}
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +40,13 @@ class Log(Protocol):
     def step(self, name: str, value: float, step: int) -> None:
         """Record a number of step ``step``."""
 
-    def epoch(self, epoch: int, numbers: Mapping[str, float]) -> None:
-        """Record the numbers of an epoch."""
+    def histogram(self, name: str, values: Tensor, step: int) -> None:
+        """Record a histogram of values of step ``step``."""
+
+    def epoch(
+        self, epoch: int, numbers: Mapping[str, float], ranks: Mapping[str, list[float]] = EMPTY
+    ) -> None:
+        """Record the numbers of an epoch, and those of each rank."""
 
 
 class Metrics:
@@ -54,10 +65,17 @@ class Metrics:
             with replacing(path) as file:
                 file.write(''.join(f'{line}\n' for line in kept).encode())
 
-    def append(self, numbers: Mapping[str, float]) -> None:
-        """Write a line, and print its losses and accuracies."""
+    def append(
+        self, numbers: Mapping[str, float], ranks: Mapping[str, list[float]] = EMPTY
+    ) -> None:
+        """Write a line, and print its losses and accuracies.
+
+        Args:
+            numbers: Of the epoch.
+            ranks: Of each rank, a list by rank; they are under 'ranks' in the line.
+        """
         with saving(self._path), self._path.open('a') as file:
-            file.write(json.dumps(dict(numbers)) + '\n')
+            file.write(json.dumps({**numbers, **({'ranks': dict(ranks)} if ranks else {})}) + '\n')
         shown = {k: v for k, v in numbers.items() if k.startswith(('loss/', 'acc/'))}
         text = ', '.join(f'{k} {v:.4g}' for k, v in shown.items())
         print(f'epoch {numbers["epoch"]}: {text}', flush=True)
@@ -65,24 +83,6 @@ class Metrics:
     def read(self) -> list[dict[str, float]]:
         """The numbers of all epochs so far."""
         return [numbers for _, numbers in metrics_lines(self._path)]
-
-
-def metrics_lines(path: Path) -> Iterator[tuple[str, dict[str, float]]]:
-    """The lines of metrics.jsonl and their numbers; none where there is no file.
-
-    A line that is cut, as by a kill, or damaged is skipped with a warning.
-    """
-    lines = path.read_text(errors='replace').split('\n') if path.is_file() else ['']
-    last = lines.pop()  # '' behind the last line feed
-    for number, line in enumerate([*lines, last] if last else lines, 1):
-        try:
-            numbers = json.loads(line)
-        except ValueError:
-            numbers = None
-        if isinstance(numbers, dict) and type(numbers.get('epoch')) is int:
-            yield line, numbers
-        else:
-            log.warning('%s: line %d is damaged (%.20r), and is skipped', path, number, line)
 
 
 class RunLog:
@@ -94,6 +94,8 @@ class RunLog:
         resumed_at: The position from which on training goes on, with the steps whose losses are
             in the curves; the files lose what is later. None for a new run.
         held: The lock on the folder, which is released with the log.
+        axis: What the curves are drawn against: 'samples' or 'steps'.
+        settings: By which TensorBoard compares runs.
     """
 
     def __init__(
@@ -102,11 +104,14 @@ class RunLog:
         parts: Parts,
         resumed_at: Position | None = None,
         held: IO[str] | None = None,
+        axis: str = 'samples',
+        settings: Mapping[str, Any] = NO_SETTINGS,
     ) -> None:
         self._held = held
         self._writes = parts.engine.rank == 0
+        self._steps_per_epoch = len(parts.loaders['train'])
         self._samples_per_step = parts.samples_per_step
-        self._samples_per_epoch = parts.samples_per_step * len(parts.loaders['train'])
+        self._per_step = parts.samples_per_step if axis == 'samples' else 1
         if not self._writes:
             return
         epochs = None if resumed_at is None else resumed_at.epochs
@@ -114,26 +119,36 @@ class RunLog:
         purge, suffix = None, ''
         if resumed_at is not None:
             steps = resumed_at.epochs * len(parts.loaders['train']) + resumed_at.step
-            purge = steps * self._samples_per_step + 1
+            purge = steps * self._per_step + 1
             # Event files are named by the second; the suffix keeps a resumed run from reusing one.
             suffix = f'.e{resumed_at.epochs:04d}.s{resumed_at.step:06d}'
         self._curves = Curves(folder, purge, suffix)
+        self._curves.begin(settings)
 
     def step(self, name: str, value: float, step: int) -> None:
-        """Add a point to a TensorBoard curve, against the samples of all workers so far."""
+        """Add a point to a TensorBoard curve, against the samples of all workers so far, or the
+        steps."""
         if self._writes:
-            self._curves.add(name, value, (step + 1) * self._samples_per_step)
+            self._curves.add(name, value, (step + 1) * self._per_step)
 
-    def epoch(self, epoch: int, numbers: Mapping[str, float]) -> None:
+    def histogram(self, name: str, values: Tensor, step: int) -> None:
+        """Add a histogram, in the same way."""
+        if self._writes:
+            self._curves.histogram(name, values, (step + 1) * self._per_step)
+
+    def epoch(
+        self, epoch: int, numbers: Mapping[str, float], ranks: Mapping[str, list[float]] = EMPTY
+    ) -> None:
         """Write a line of metrics.jsonl, and add a point to each curve."""
         if not self._writes:
             return
-        samples = (epoch + 1) * self._samples_per_epoch
+        steps = (epoch + 1) * self._steps_per_epoch
+        samples = steps * self._samples_per_step
         for name, value in numbers.items():
             if name != 'loss/train':  # which has a point for each step
-                self._curves.add(name, value, samples)
+                self._curves.add(name, value, steps * self._per_step)
         self._curves.flush()
-        self._metrics.append({'epoch': epoch, 'samples': samples, **numbers})
+        self._metrics.append({'epoch': epoch, 'samples': samples, **numbers}, ranks)
 
     def flush(self) -> None:
         """Write what is buffered: a checkpoint has no points of the curves."""
@@ -143,6 +158,7 @@ class RunLog:
     def close(self) -> None:
         """Write what is buffered and release the folder."""
         if self._writes:
+            self._curves.end()
             self._curves.close()
         self.release()
 
@@ -179,7 +195,9 @@ def start_log(folder: Path, parts: Parts, configs: Config, resumed_at: Position 
             with writing(folder):
                 plan.save(folder / 'plan.json')
                 (folder / 'plan.txt').write_text(f'{plan.summary()}\n{plan.table()}\n')
-        run_log = RunLog(folder, parts, resumed_at, held)
+            write_facts(folder, configs, synchronous_facts(parts))
+        settings = {**hparams_of(configs), 'workers': engine.size}
+        run_log = RunLog(folder, parts, resumed_at, held, configs.log.axis, settings)
     if engine.rank == 0:
         print(f'{folder}\n{cost(parts)}', flush=True)
         if plan.predicted:
@@ -187,19 +205,24 @@ def start_log(folder: Path, parts: Parts, configs: Config, resumed_at: Position 
     return run_log
 
 
+def hparams_of(configs: Config) -> dict[str, Any]:
+    """The settings by which TensorBoard compares runs: those that change what is trained."""
+    return {
+        name.removeprefix('configs.'): value
+        for name, value in configs.flat().items()
+        if not name.startswith(UNNAMED)
+    }
+
+
 def cost(parts: Parts) -> str:
     """One line: the memory and the messages of compression on each worker."""
-    buckets, composition = parts.optimizer.buckets, parts.optimizer.composition
-    assert isinstance(composition, Composition)  # a parameter server's workers log elsewhere
-    volume = composition.volume
-    numel, size = sum(bucket.numel for bucket in buckets), parts.engine.size
+    buckets, numel = parts.optimizer.buckets, sum(b.numel for b in parts.optimizer.buckets)
     memory = sum(4 * bucket.numel * len(bucket.buffers) for bucket in buckets)
-    sent = sum(volume.bytes_sent(b.spec, b.spec.density, size) for b in buckets)
-    uncompressed = sum(volume.bytes_sent(b.spec, None, size) for b in buckets)
+    sent, uncompressed = predicted_bytes(parts)
     return (
         f'{numel:,} parameters in {len(buckets)} buckets; {memory / 1e6:,.1f} MB of memory for '
-        f'compression; a worker sends {round(sent):,} bytes per exchange after the warm-up, '
-        f'{round(uncompressed):,} uncompressed'
+        f'compression; a worker sends {sent:,} bytes per exchange after the warm-up, '
+        f'{uncompressed:,} uncompressed'
     )
 
 

@@ -13,7 +13,10 @@ from pathlib import Path
 
 # Settings that do not change what is trained.
 UNNAMED = (
-    *('configs.checkpoint.', 'configs.data.', 'configs.engine.', 'configs.server.'),
+    *('configs.checkpoint.', 'configs.data.', 'configs.elastic.', 'configs.engine.'),
+    'configs.log.',
+    'configs.server.',
+    'configs.agreement',
     *('configs.dataset.root', 'configs.dataset.download'),
 )
 MAX_STACK, MAX_OVERRIDES, MAX_SUFFIX, MAX_NAME = 120, 60, 40, 240  # bytes

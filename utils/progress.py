@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from dgc import Engine
+from dgc.engines import detect
+from dgc.parameter_server import WorkerOptimizer
 from dgc.reducer import Progress
 from utils.build import Parts
+from utils.checkpoint import Checkpoints, Position, file_name
 from utils.config import Config
-from utils.log import Log, metrics_lines
+from utils.lines import metrics_lines
+from utils.log import Log
+from utils.magnitudes import Magnitudes
+from utils.terminal import duration, shown
 
 STEPS_BETWEEN_LOSSES = 50
 
@@ -28,21 +32,61 @@ def say(engine: Engine, text: str) -> None:
         print(text, flush=True)
 
 
-def progress_bar(
-    engine: Engine, batches: Iterable[Any], title: str, total: int, first: int
-) -> Iterable[Any]:
-    """``batches``, with a progress bar on rank 0, which starts at ``first`` of ``total``."""
-    seconds = 0.1 if sys.stderr.isatty() else 20.0  # each update is a line in a log file
-    hidden = engine.rank > 0
-    return tqdm(
-        *(batches, title, total),
-        initial=first,
-        ncols=80,
-        leave=False,
-        mininterval=seconds,
-        delay=seconds,
-        disable=hidden,
-    )
+class ProgressLine:
+    """The line of progress of an epoch: loss, samples per second, density and time left.
+
+    The loss is that of the last step on this rank, and is copied from the device only where the
+    line is written. The time left is that of the training steps of all epochs.
+
+    Args:
+        parts: What this rank trains with.
+        meters: Of the epoch.
+        epoch, epochs: Counted from 0, and how many there are.
+    """
+
+    def __init__(self, parts: Parts, meters: EpochMeters, epoch: int, epochs: int) -> None:
+        self._meters, self._progress = meters, parts.optimizer.progress
+        self._samples_per_step = parts.samples_per_step
+        self._steps = len(parts.loaders['train'])
+        self._epoch, self._epochs = epoch, epochs
+        self._begin = time.monotonic(), meters.step
+        self._counted = self._progress.sent_elements, self._progress.elements
+
+    def __str__(self) -> str:
+        now, step, progress = time.monotonic(), self._meters.step, self._progress
+        (start, first), (sent, elements) = self._begin, self._counted
+        rate = max(step - first, 1) / max(now - start, 1e-9)  # steps per second
+        density = (progress.sent_elements - sent) / max(progress.elements - elements, 1)
+        left = max(self._epochs - self._epoch, 1) * self._steps - step
+        loss = self._meters.losses.latest
+        return '  '.join(
+            (
+                f'epoch {self._epoch}',
+                f'{100 * step / max(self._steps, 1):3.0f} %',
+                *(() if loss is None else (f'loss {loss:.4g}',)),
+                f'{rate * self._samples_per_step:,.0f} samples/s',
+                f'density {100 * density:.3g} %',
+                f'{duration(max(left, 0) / rate)} left',
+            )
+        )
+
+
+def with_progress(
+    parts: Parts, batches: Iterable[Any], meters: EpochMeters, epoch: int, epochs: int
+) -> Iterator[Any]:
+    """``batches``, with a line of progress on one rank. See ProgressLine."""
+    if not shows_progress(parts):
+        return iter(batches)
+    line = ProgressLine(parts, meters, epoch, epochs)
+    return shown(batches, line.__str__)
+
+
+def shows_progress(parts: Parts) -> bool:
+    """Whether this rank shows the line: rank 0; of a launcher's asynchronous workers, the first,
+    which is rank 1, since rank 0 serves."""
+    if isinstance(parts.optimizer, WorkerOptimizer) and detect().size > 1:
+        return detect().rank == 1
+    return parts.engine.rank == 0
 
 
 class LossCurve:
@@ -62,10 +106,17 @@ class LossCurve:
         self._step = first_step
         self._waiting: list[Tensor] = []
         self._all: list[float] = []
+        self._latest: Tensor | None = None
+
+    @property
+    def latest(self) -> float | None:
+        """The loss of the last step on this rank, copied from its device; None before a step."""
+        return None if self._latest is None else float(self._latest)
 
     def add(self, loss: Tensor) -> None:
         """Add the loss of the next step, a scalar on this rank's device."""
         self._waiting.append(loss)
+        self._latest = loss
         if len(self._waiting) == STEPS_BETWEEN_LOSSES:
             self._write()
 
@@ -127,6 +178,7 @@ class PhaseTimer:
         since = self.state_dict()
         seconds = since.pop('seconds')
         return {
+            'steps': since['steps'],
             'seconds/train': seconds,
             'seconds/compute': seconds - since['wait'],
             'seconds/compress': since['compress'],
@@ -146,18 +198,28 @@ class EpochMeters:
         parts: What this rank trains with.
         log: Receives a point per step.
         epoch: Counted from 0.
+        histogram_steps: Optimizer steps between two histograms; None for none.
 
     Attributes:
         step: Steps of the epoch so far.
     """
 
-    def __init__(self, parts: Parts, log: Log, epoch: int) -> None:
+    def __init__(
+        self, parts: Parts, log: Log, epoch: int, histogram_steps: int | None = None
+    ) -> None:
         self.step = 0
+        self._first = epoch * len(parts.loaders['train'])
+        self._magnitudes = Magnitudes(parts, log, histogram_steps, self._first)
         self.phases = PhaseTimer(parts.optimizer.progress)
         self.losses = LossCurve(parts, log, epoch * len(parts.loaders['train']))
 
+    def before_exchange(self) -> None:
+        """To be called when the gradients of a step are complete, before the optimizer's step."""
+        self._magnitudes.before_exchange(self._first + self.step)
+
     def add(self, loss: Tensor) -> None:
-        """Add the loss of a step."""
+        """Add the loss of a step, after the optimizer's step."""
+        self._magnitudes.after_exchange(self._first + self.step)
         self.losses.add(loss)
         self.step += 1
 
@@ -218,10 +280,36 @@ def closing_table(folder: Path, configs: Config, engine: Engine) -> None:
             f'seconds, {phase}': f'{total[f"seconds/{phase}"]:.1f}'
             for phase in ('train', 'compute', 'compress', 'communicate', 'wait')
         },
-        'curves': f'tensorboard --logdir {folder.parent}  (pip install tensorboard)',
+        **where_to_look(folder),
     }
     width = max(map(len, rows))
     print('\n' + '\n'.join(f'{name:<{width}}  {value}' for name, value in rows.items()), flush=True)
+
+
+def where_to_look(folder: Path) -> dict[str, str]:
+    """Rows of a closing table: how to see the run, and where its best model is.
+
+    Args:
+        folder: The run folder, as rank 0 sees it.
+    """
+    model = best_model(folder)
+    return {
+        'report': f'python -m tools.report {folder.parent}',
+        'curves': f'tensorboard --logdir {folder.parent}  (pip install tensorboard)',
+        **({} if model is None else {'best model': str(model)}),
+    }
+
+
+def best_model(folder: Path) -> Path | None:
+    """The checkpoint of the best epoch, of rank 0, or else the last one; None where there is
+    none."""
+    checkpoints = Checkpoints(folder / 'checkpoints')
+    saved = dict(checkpoints.saved())
+    best = checkpoints.best()
+    position = max(saved, default=None) if best is None else Position(best + 1)
+    if position not in saved:
+        return None
+    return checkpoints.folder / file_name(position, 0, saved[position])
 
 
 def best_row(metric: str | None, epochs: Sequence[dict[str, float]]) -> dict[str, str]:
@@ -237,5 +325,9 @@ def bytes_row(total: dict[str, float]) -> str:
     sent, dense = total['bytes/sent'], total['bytes/dense']
     if not dense:
         return 'none: there is one worker'
+    if sent == dense:
+        return f'{sent / 1e6:,.2f} MB per worker, uncompressed'
+    if not sent:
+        return 'none: there were fewer local steps than an outer step takes'
     ratio = f'{dense / sent:,.1f}× fewer bytes'
     return f'{sent / 1e6:,.2f} MB per worker; dense would be {dense / 1e6:,.2f} MB: {ratio}'

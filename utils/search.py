@@ -73,6 +73,27 @@ class Saved:
         """The epoch that had it; None also where an earlier version saved the state."""
         return self.state.get('best_epoch')
 
+    @property
+    def about(self) -> str:
+        """The run, the epoch and the file, in words."""
+        position = self.position
+        done = f'{position.step} steps of epoch' if position.step else 'epoch'
+        best = ', the best so far' if self.best_epoch == position.epoch else ''
+        folder = self.run if self.run.name == 'checkpoints' else self.run / 'checkpoints'
+        file = folder / file_name(position, 0, self.size)
+        return f'{self.run}, {done} {position.epoch}{best} ({file})'
+
+    @property
+    def rate_factor(self) -> float:
+        """By which rollbacks have multiplied the learning rate."""
+        return float(self.state.get('rate_factor', 1.0))
+
+    @property
+    def norm(self) -> float | None:
+        """The norm of the weights; None where an earlier version saved the state."""
+        norm: float | None = self.state.get('manifest', {}).get('norm')
+        return norm
+
     def model(self) -> dict[str, Tensor]:
         """The model's state; of local steps, with the parameters on which the ranks agreed."""
         agreed = self.state.get('optimizer', {}).get('agreed', {})
@@ -87,14 +108,23 @@ class Search:
         device: Of the tensors that it carries.
         run: A run folder, or its folder of checkpoints.
         evaluate: Whether only a model is wanted, that of the best epoch first.
+        most_growth: See ``utils.norms.exploded``.
+        before: The last position that is looked at; None for all.
     """
 
     def __init__(
-        self, engine: Engine, device: torch.device, run: Path, evaluate: bool = False
+        self,
+        engine: Engine,
+        device: torch.device,
+        run: Path,
+        evaluate: bool = False,
+        most_growth: float | None = None,
+        before: Position | None = None,
     ) -> None:
         self.engine, self.device, self.run, self.evaluate = engine, device, run, evaluate
+        self.before = before
         folder = run if run.name == 'checkpoints' else run / 'checkpoints'
-        self.checkpoints = Checkpoints(folder, engine.rank, engine.size)
+        self.checkpoints = Checkpoints(folder, engine.rank, engine.size, most_growth=most_growth)
 
     def last(self, model: nn.Module, anew: bool = False) -> Saved | None:
         """Return the last usable checkpoint; says which later ones are not, and why. A collective.
@@ -153,6 +183,7 @@ class Search:
             (Position(epochs, step), size)
             for each in of_ranks
             for epochs, step, size in each['saved']
+            if self.before is None or (epochs, step) <= self.before
         }
         # Of one position, what as many ranks saved as there are now.
         order = sorted(found, key=lambda each: (each[0], each[1] == self.engine.size, each[1]))

@@ -80,7 +80,7 @@ def create(
             has several ranks, else the engine of the launcher.
         device: Of the tensors that it carries.
         patience: How long its calls wait for other ranks; by default 30 s until a warning names
-            them, and 1,800 s until the wait is given up.
+            them, and as long as ``Patience.limit`` computes until the wait is given up.
 
     Raises:
         EngineError: If there is no such engine, it cannot start, its world size is not the number

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from dgc.engines.pace import Pace
+
 T = TypeVar('T')
 MOST = 4  # engines of one process before garbage is collected to find free ones
 Job = tuple[Future[Any], Callable[[], Any]]  # the future that receives the result of the call
@@ -38,6 +40,13 @@ class StalledError(EngineError):
         self.rank = rank
 
 
+class LostError(EngineError):
+    """A call failed since a rank is gone, in an engine whose ranks may go (torchft).
+
+    No rank applies the step of the call.
+    """
+
+
 class Wait(NamedTuple):
     """A call of an engine that is not complete.
 
@@ -45,11 +54,14 @@ class Wait(NamedTuple):
         call: Its number among the calls of this engine.
         what: Its name, and the bucket that it serves.
         seconds: Since it began.
+        expected: The longest time that calls, and the computing between them, have taken so far;
+            None where that is not known yet (``dgc/engines/pace.py``).
     """
 
     call: int
     what: str
     seconds: float
+    expected: float | None = None
 
 
 @dataclass
@@ -195,6 +207,8 @@ class Engine(ABC):
         self._calls = 0
         self._running: Callable[[], Any] | None = None  # the call that is not complete
         self._moved = 0.0  # when a call began or ended last, by time.perf_counter
+        self._sends = 0  # bytes, in the call that is not complete
+        self._pace = Pace()
         self._thread = CommunicationThread() if self.has_thread else None
 
     @property
@@ -254,6 +268,17 @@ class Engine(ABC):
         """Return when every rank has called this."""
         self._call(self._barrier, 0, 0, 0)
 
+    def confirm(self) -> None:
+        """Return when all ranks are known to have completed the exchanges of this step.
+
+        Called once in a step, after its last exchange and before any of its results is applied.
+        An engine whose ranks may go (torchft) asks all of them; others have nothing to do, since
+        there a call that a rank misses ends the run.
+
+        Raises:
+            LostError: Where a rank has not; then no rank applies the step.
+        """
+
     def close(self) -> None:
         """Leave the group once all submitted jobs are done. Later calls raise EngineError, but for
         this one.
@@ -309,7 +334,9 @@ class Engine(ABC):
         what = 'a computation' if call is None else call.__name__.strip('_')
         if self.bucket:
             what = f'{what} of bucket {self.bucket}'
-        return Wait(self._calls, what, time.perf_counter() - max(since, self._moved))
+        traffic = self.traffic
+        expected = self._pace.expect(traffic.sent, traffic.seconds, self._sends)
+        return Wait(self._calls, what, time.perf_counter() - max(since, self._moved), expected)
 
     def fail(self, error: Exception) -> None:
         """Raise ``error`` wherever a result of this engine is waited for, and in later calls."""
@@ -322,9 +349,12 @@ class Engine(ABC):
         if self._thread is not None and not self._thread.is_current:
             return self._thread.submit(partial(self._call, job, sent, received, messages)).result()
         start, clock = time.perf_counter(), self.clock
+        self._pace.begin(start)
         self._calls, self._running, self._moved = self._calls + 1, job, start
+        self._sends = sent
         result = job()
         self._running, self._moved = None, time.perf_counter()
+        self._pace.end(start, self._moved, self.bucket)
         self.traffic.seconds += self._moved - start
         self.traffic.clock_seconds += self.clock - clock
         self.traffic.sent += sent

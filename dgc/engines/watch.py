@@ -25,6 +25,10 @@ BEATS = 15  # within warning_seconds
 MISSED = 4  # beats after which a rank counts as silent
 PAUSE = 0.5  # seconds, beside missed beats, after which this process was itself stopped
 NAMED = 8  # ranks that a message lists
+# The limit of a wait that no setting gives, in times of what is expected and of warning_seconds.
+SLOWER = 4.0
+SILENT, BUSY = 4.0, 20.0
+MOST = 1800.0  # seconds; also the limit before times are known
 EXIT_SECONDS = 5.0  # that the end of a process waits for a request to the channel
 
 
@@ -35,35 +39,60 @@ class Patience:
     Attributes:
         warning_seconds: Seconds until a message names the ranks that are waited for; it is repeated
             every two times as many.
-        abort_seconds: Seconds until the wait ends with a StalledError.
+        abort_seconds: Seconds until the wait ends with a StalledError; None: ``limit`` computes
+            them from the steps and calls that were measured.
 
     Raises:
         EngineError: One is no number above 0, or the abort would come before the warning.
     """
 
     warning_seconds: float = 30.0
-    abort_seconds: float = 1800.0
+    abort_seconds: float | None = None
 
     def __post_init__(self) -> None:
         for name in ('warning_seconds', 'abort_seconds'):
             seconds = getattr(self, name)
+            if name == 'abort_seconds' and seconds is None:
+                continue
             if not isinstance(seconds, int | float):
                 raise EngineError(
                     f'configs.engine.{name} must be a number of seconds, got {seconds!r}'
                 )
             if not seconds > 0:
                 raise EngineError(f'configs.engine.{name} must be above 0, got {seconds}')
-        if self.abort_seconds < self.warning_seconds:
+        if self.abort_seconds is not None and self.abort_seconds < self.warning_seconds:
             raise EngineError(
                 f'configs.engine.abort_seconds = {self.abort_seconds} is below '
                 f'configs.engine.warning_seconds = {self.warning_seconds}: a wait is reported '
                 'before it is ended'
             )
 
+    def limit(self, expected: float | None, is_busy: bool) -> float:
+        """Return the seconds until a wait ends.
+
+        Four times what is expected, since the slowest steps may be yet to come; but at least 4
+        times ``warning_seconds``, or 20 times where the rank that is waited for is known to run: it
+        may do what it has not done before, such as an evaluation on rank 0 alone.
+
+        Args:
+            expected: As in ``Wait``, the longest on any rank.
+            is_busy: Whether the rank that is waited for runs, or is not known.
+        """
+        if self.abort_seconds is not None:
+            return self.abort_seconds
+        least = (BUSY if is_busy else SILENT) * self.warning_seconds
+        most = self._most
+        return most if expected is None else min(max(least, SLOWER * expected), most)
+
+    @property
+    def _most(self) -> float:
+        return max(MOST, BUSY * self.warning_seconds)
+
     @property
     def library_seconds(self) -> int:
         """The time-out of the library beneath, which must not come before ours."""
-        return round(self.abort_seconds * 1.1) + 10
+        seconds = self._most if self.abort_seconds is None else self.abort_seconds
+        return round(seconds * 1.1) + 10
 
 
 class Channel(Protocol):
@@ -88,25 +117,36 @@ class Beat(NamedTuple):
     Attributes:
         number: Counts its beats.
         seconds: For which it waits in a call; negative outside of calls.
+        expected: As in ``Wait``; negative where it is not known.
         what: The call, '' outside of calls.
     """
 
     number: int
     seconds: float
+    expected: float
     what: str
+
+    @classmethod
+    def of(cls, number: int, wait: Wait | None) -> Beat:
+        """Return the beat of a rank that is in a call, or in none."""
+        if wait is None:
+            return cls(number, -1.0, -1.0, '')
+        expected = -1.0 if wait.expected is None else wait.expected
+        return cls(number, wait.seconds, expected, wait.what)
 
     def dump(self) -> str:
         """Encode for ``parse``."""
-        return f'{self.number} {self.seconds:.3f} {self.what}'
+        return f'{self.number} {self.seconds:.3f} {self.expected:.3f} {self.what}'
 
 
 def parse(text: str) -> Beat | None:
     """Return a beat from its text; None where it is none."""
     number, _, rest = text.partition(' ')
-    seconds, _, what = rest.partition(' ')
+    seconds, _, rest = rest.partition(' ')
+    expected, _, what = rest.partition(' ')
     printable = ''.join(each if each.isprintable() else ' ' for each in what[:200])
     try:
-        return Beat(int(number), float(seconds), printable)
+        return Beat(int(number), float(seconds), float(expected), printable)
     except ValueError:
         return None
 
@@ -163,9 +203,8 @@ class Watch:
         while True:
             number += 1
             wait = self._waiting()
-            beat = Beat(number, -1.0, '') if wait is None else Beat(number, wait.seconds, wait.what)
             try:
-                channel.publish(beat.dump())
+                channel.publish(Beat.of(number, wait).dump())
                 if wait is not None and wait.seconds > self._patience.warning_seconds / 2:
                     self._read(channel)
                 self._answered = time.monotonic()
@@ -205,14 +244,25 @@ class Watch:
                 paused += passed
                 due = max(due, wait.seconds - paused + MISSED * self._period)
             wait = wait._replace(seconds=wait.seconds - paused)
-            if wait.seconds >= patience.abort_seconds:
-                self._give_up(wait)
+            limit = self._limit(wait)
+            if wait.seconds >= limit:
+                self._give_up(wait, limit)
                 return
             if wait.seconds >= due:
                 due += 2 * patience.warning_seconds
-                is_named = self._report(wait) or is_named
+                is_named = self._report(wait, limit) or is_named
 
-    def _report(self, wait: Wait) -> bool:
+    def _limit(self, wait: Wait) -> float:
+        """Return the seconds until this wait ends: about the same on all ranks that wait, of which
+        the one that expects most decides."""
+        if self._patience.abort_seconds is not None:
+            return self._patience.abort_seconds
+        expected = [-1.0 if wait.expected is None else wait.expected]
+        expected += [beat.expected for beat, _ in self._beats.values() if beat.seconds >= 0]
+        is_busy = self._channel is None or bool(self._busy())
+        return self._patience.limit(max(expected) if min(expected) >= 0 else None, is_busy)
+
+    def _report(self, wait: Wait, limit: float) -> bool:
         """Log who is waited for, on the lowest rank that has waited about as long as this one.
 
         Returns:
@@ -220,13 +270,13 @@ class Watch:
         """
         if self._rank != min(self._alive(self._patience.warning_seconds / 2)):
             return False
-        limit = f'{self._patience.abort_seconds:g} s (configs.engine.abort_seconds)'
-        log.error('%s; ends after %s', self._sentence(wait), limit)
+        end = f'{round(limit, 1):g} s (configs.engine.abort_seconds)'
+        log.error('%s; ends after %s', self._sentence(wait), end)
         return True
 
-    def _give_up(self, wait: Wait) -> None:
+    def _give_up(self, wait: Wait, limit: float) -> None:
         """End the engine. Of the ranks that do so now, the lowest one prints."""
-        waiting = self._alive(self._patience.abort_seconds - 2 * self._period)
+        waiting = self._alive(limit - 2 * self._period)
         message = f'{self._sentence(wait)}: given up (configs.engine.abort_seconds)'
         self._fail(StalledError(message, min(waiting)))
 
@@ -245,6 +295,15 @@ class Watch:
         others = (rank for rank in range(self._size) if rank != self._rank)
         return [r for r in others if r not in self._beats or self._beats[r][1] < oldest]
 
+    def _busy(self) -> list[int]:
+        """Return the ranks that run, and are in no call."""
+        silent = self._silent()
+        return [
+            r
+            for r, (beat, _) in sorted(self._beats.items())
+            if beat.seconds < 0 and r not in silent
+        ]
+
     def _sentence(self, wait: Wait) -> str:
         """Return who waits for whom, and where."""
         start = f'rank {self._rank} has waited {wait.seconds:.0f} s in {wait.what} for '
@@ -262,8 +321,7 @@ class Watch:
 
     def _causes(self) -> list[str]:
         """Return what is known of the ranks that are waited for, for ``_sentence``."""
-        silent, beats = self._silent(), sorted(self._beats.items())
-        busy = [rank for rank, (beat, _) in beats if beat.seconds < 0 and rank not in silent]
+        silent, busy, beats = self._silent(), self._busy(), sorted(self._beats.items())
         causes = []
         if silent:
             causes.append(

@@ -30,6 +30,7 @@ class AveragedMomentum(Memory):
     """
 
     buffers = ('momentum', 'residual')
+    unsent = 'residual'
     needs_mean = True
 
     def __init__(self, beta1: float = 0.9) -> None:

@@ -38,6 +38,7 @@ class Memory(ABC):
 
     Attributes:
         buffers: Names of the float32 tensors ``[n]`` that a bucket holds for this memory.
+        unsent: The one of ``buffers`` in which unsent elements add up; '' for none.
         holds_momentum: The velocity is kept here, so the optimizer must not apply momentum again.
         needs_mean: ``update`` reads the mean over the ranks, which no parameter server returns.
         applies_rate: It multiplies gradients by the learning rate.
@@ -47,6 +48,7 @@ class Memory(ABC):
     """
 
     buffers: tuple[str, ...] = ()
+    unsent = ''
     holds_momentum = False
     feeds_back = True
     needs_mean = False

@@ -31,6 +31,7 @@ class MomentumCorrection(Memory):
     """
 
     buffers = ('momentum', 'velocity')
+    unsent = 'velocity'
     holds_momentum = True
     continues = True
 

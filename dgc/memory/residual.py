@@ -25,6 +25,7 @@ class Residual(Memory):
     """
 
     buffers = ('residual',)
+    unsent = 'residual'
     continues = True
 
     def __init__(self, decay: float = 1.0) -> None:

@@ -24,6 +24,7 @@ class SAMomentum(Memory):
     """
 
     buffers = ('momentum',)
+    unsent = 'momentum'
     holds_momentum = True
 
     def check(self, momentum: float, nesterov: bool) -> None:

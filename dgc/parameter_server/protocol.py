@@ -14,9 +14,11 @@
 
     from a worker   body                                      reply
     JOIN            a digest of 32 bytes per aspect           WELCOME, FULL, FINISHED, REFUSED
-    PUSH            a section per bucket                      ANSWER, FINISHED, REJOIN, REFUSED
+    HELLO           empty; first on a new connection          KNOWN, REJOIN
+    PUSH            a section per bucket                      ANSWER, DECLINED, FINISHED, REJOIN,
+                                                              REFUSED
     LEAVE           empty                                     LEFT
-    LOSSES          float64 training losses of the last steps none
+    LOSSES          float64 training losses, at most 256      none
     STATISTICS      float32 buffers of the model, in order    none
     HEARTBEAT       empty                                     none
 
@@ -24,7 +26,10 @@
     WELCOME         worker slots, updates in all, steps per epoch (u64 each); a dense section per
                     bucket; float32 buffers of the model
     ANSWER          a section per bucket: to be added where sparse, θ itself where dense
+    DECLINED        the length of a text (u64); UTF-8 text: why the update is not applied; then
+                    as ANSWER
     FINISHED        empty: all updates have been made
+    KNOWN           empty: the session holds a slot, and may push on this connection
     REJOIN          empty: the session is unknown, or its ticket is out of date
     FULL            empty: every worker slot is taken
     LEFT            empty
@@ -44,6 +49,9 @@ stores the last sequence of each session and repeats the same reply for the same
 stores the last update number of each session, across restarts, and applies no update twice. A PUSH
 with an outdated ticket is answered with REJOIN, because the record of that worker may differ.
 
+A connection may carry messages of at most SHORT bytes until a JOIN, HELLO or other message of a
+session that holds a slot has come through it. So a worker sends HELLO before it repeats a PUSH.
+
 Every length and field is checked before it is used, and a mismatch raises ProtocolError. Sockets
 disconnect a sender of more than ``max_message_bytes`` before the message is allocated.
 """
@@ -61,17 +69,21 @@ from torch import Tensor
 from dgc.codec import Codec
 from dgc.sparse import Sparse
 
-VERSION = 1
+VERSION = 2
 MAGIC = b'DGS' + bytes([VERSION])
 HEADER = struct.Struct('<4sHHQQQQQQ')
 SECTION_HEADER = struct.Struct('<I4xQ')
 BUDGET = struct.Struct('<QQQ')
+TEXT_LENGTH = struct.Struct('<Q')
 SECTION_ALIGNMENT = 8
 DENSE, SPARSE = 0, 1
 FLOAT32 = 4  # bytes
 DIGEST = 32  # bytes
 MAX_WORKER_SLOTS = 2**16 - 1
 MAX_TEXT = 1024  # bytes of a refusal
+MAX_LOSSES = 256  # in one message
+# Bytes of a message from a peer that has not joined: JOIN is the longest that it needs.
+SHORT = 4096
 
 
 class ProtocolError(ValueError):
@@ -87,6 +99,7 @@ class Kind(IntEnum):
     LOSSES = 4
     STATISTICS = 5
     HEARTBEAT = 6
+    HELLO = 7
     WELCOME = 16
     ANSWER = 17
     FINISHED = 18
@@ -94,6 +107,8 @@ class Kind(IntEnum):
     FULL = 20
     LEFT = 21
     REFUSED = 22
+    DECLINED = 23
+    KNOWN = 24
 
 
 FROM_WORKER = frozenset(kind for kind in Kind if kind < Kind.WELCOME)
@@ -125,8 +140,7 @@ class Message(NamedTuple):
     @property
     def text(self) -> str:
         """The reason in the body of a REFUSED, as one printable line."""
-        raw = bytes(self.body[:MAX_TEXT]).decode(errors='replace')
-        return ' '.join(''.join(c if c.isprintable() else ' ' for c in raw).split())
+        return printable(self.body)
 
 
 def decode(frame: bytes | memoryview, expected: frozenset[Kind]) -> Message:
@@ -145,6 +159,26 @@ def decode(frame: bytes | memoryview, expected: frozenset[Kind]) -> Message:
     body = memoryview(frame)[HEADER.size :]
     slot, session, sequence, ticket, version, update = numbers
     return Message(Kind(kind), session, sequence, slot, ticket, version, update, body)
+
+
+def split_declined(body: bytes | memoryview) -> tuple[str, bytes | memoryview]:
+    """The reason in a DECLINED's body as one printable line, and the sections behind it.
+
+    Raises:
+        ProtocolError: If the body is shorter than its text.
+    """
+    if len(body) < TEXT_LENGTH.size:
+        raise ProtocolError(f'{len(body)} bytes are no reason')
+    end = TEXT_LENGTH.size + int(TEXT_LENGTH.unpack_from(body)[0])
+    if end > len(body):
+        raise ProtocolError(f'a reason of {end} bytes is longer than its message')
+    return printable(body[TEXT_LENGTH.size : end]), body[end:]
+
+
+def printable(raw: bytes | memoryview) -> str:
+    """Bytes that a peer has sent as one printable line of at most MAX_TEXT bytes."""
+    text = bytes(raw[:MAX_TEXT]).decode(errors='replace')
+    return ' '.join(''.join(c if c.isprintable() else ' ' for c in text).split())
 
 
 def refusal(request: Message | None, reason: str) -> Message:
@@ -269,4 +303,5 @@ def max_message_bytes(numels: Sequence[int], buffers: int, aspects: int) -> int:
         aspects: Number of digests in a JOIN.
     """
     sections = sum(SECTION_HEADER.size + FLOAT32 * numel + SECTION_ALIGNMENT for numel in numels)
-    return HEADER.size + sections + BUDGET.size + FLOAT32 * buffers + DIGEST * aspects + MAX_TEXT
+    texts = DIGEST * aspects + MAX_TEXT + TEXT_LENGTH.size
+    return HEADER.size + sections + BUDGET.size + FLOAT32 * buffers + texts

@@ -6,11 +6,10 @@ connects it to the network).
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,35 +20,27 @@ from dgc.buckets import Bucket
 from dgc.codec import CodecError
 from dgc.parameter_server import protocol
 from dgc.parameter_server.composition import Asynchronous
+from dgc.parameter_server.journal import Entry, Update
+from dgc.parameter_server.limited import LimitedLog
 from dgc.parameter_server.model import FloatBuffers, Model, agreement_digests
-from dgc.parameter_server.protocol import DIGEST, Budget, Kind, Message, ProtocolError
+from dgc.parameter_server.proportion import Proportion
+from dgc.parameter_server.protocol import (
+    DIGEST,
+    MAX_LOSSES,
+    Budget,
+    Kind,
+    Message,
+    ProtocolError,
+)
+from dgc.sparse import Sparse
 from dgc.wiring import pairs
-
-log = logging.getLogger(__name__)
-
-
-class Update(NamedTuple):
-    """What is recorded about one applied update.
-
-    Attributes:
-        version: Updates that the model includes, with this one.
-        slot: The worker's slot.
-        staleness: Updates of other workers since the model that this one was computed on.
-        received: Bytes of the update.
-        sent: Bytes of its answer.
-        elements: Elements in both.
-    """
-
-    version: int
-    slot: int
-    staleness: int
-    received: int
-    sent: int
-    elements: int
 
 
 class Observer:
     """Callbacks of the server, called in the order of the events. The base class ignores them."""
+
+    def accepted(self, entry: Entry) -> None:
+        """An update was applied, and is acknowledged when this returns: the place of a journal."""
 
     def updated(self, update: Update) -> None:
         """An update was applied."""
@@ -125,6 +116,8 @@ class Server:
         configuration: Any text, which must equal the workers'.
         observer: Callbacks.
         timeout: Seconds without a message or heartbeat after which a worker's slot is freed.
+        max_norm_ratio: An update is refused whose norm is more than this many times the median of
+            the accepted ones before it; None accepts every finite update.
 
     Attributes:
         model: θ and the records θ_w.
@@ -145,6 +138,7 @@ class Server:
         configuration: str = '',
         observer: Observer | None = None,
         timeout: float = 20.0,
+        max_norm_ratio: float | None = None,
     ) -> None:
         budget.check()
         named = pairs(named_parameters)
@@ -152,6 +146,7 @@ class Server:
         self.budget = budget
         self.observer = observer or Observer()
         self.timeout = timeout
+        self._log = LimitedLog(__name__)
         self.version = 0
         self.workers = WorkerSlots(budget.worker_slots)
         parameters = composition.trained(settings, named)
@@ -165,6 +160,7 @@ class Server:
         self._digests = agreement_digests(named, self.statistics.numel, configuration)
         self._reported: dict[int, Tensor] = {}  # slot → its worker's last statistics
         self._applied: dict[int, int] = {}  # session → number of its last applied update
+        self._proportion = Proportion(max_norm_ratio)
 
     @property
     def max_message_bytes(self) -> int:
@@ -204,16 +200,18 @@ class Server:
                 return self._join(message, now)
             if message.kind is Kind.PUSH:
                 return self._push(message, worker)
+            if message.kind is Kind.HELLO:
+                return self._plain_reply(message, Kind.REJOIN if worker is None else Kind.KNOWN)
             if message.kind is Kind.LEAVE:
                 if worker is not None:
                     self._release(worker)
-                    log.info('worker %d has left', worker.slot)
+                    self._log.info('worker %d has left', worker.slot)
                 return self._plain_reply(message, Kind.LEFT)
             if worker is not None:
                 self._report(message, worker)
             return None
         except (ProtocolError, CodecError) as error:
-            log.warning('refused a message from %s: %s', sender or 'a worker', error)
+            self._log.warning('refused a message from %s: %s', sender or 'a worker', error)
             if message is not None and message.kind in protocol.WITHOUT_REPLY:
                 return None  # the worker would take it for the reply to its next request
             return protocol.refusal(message, str(error)).encode()
@@ -223,7 +221,7 @@ class Server:
         for worker in self.workers:
             if worker.last_seen < now - self.timeout:
                 self._release(worker)
-                log.warning('worker %d timed out: its slot is free', worker.slot)
+                self._log.warning('worker %d timed out: its slot is free', worker.slot)
 
     def extend_deadlines(self, seconds: float) -> None:
         """Discount a time in which the server read no messages, so that no worker times out."""
@@ -245,6 +243,7 @@ class Server:
             'parameters': {name: view.clone() for name, view in self.model.parameters()},
             'statistics': self.average(),
             'applied': dict(self._applied),
+            'norms': self._proportion.state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -259,7 +258,21 @@ class Server:
         self.statistics.write(state['statistics'])
         self.version = int(state['version'])
         self._applied = dict(state['applied'])
+        self._proportion.load(state.get('norms', ()))  # which earlier versions do not have
         self._reported = {}
+
+    def replay(self, entry: Entry) -> None:
+        """Apply an update that a journal holds.
+
+        Raises:
+            ValueError: If it does not follow the last one, or is of another model.
+        """
+        if entry.update.version != self.version + 1:
+            raise ValueError(f'update {entry.update.version} does not follow {self.version}')
+        update = self._decode(entry.body)
+        self._proportion.objection(update)  # counts its norm
+        self._apply(update, entry.update.staleness, entry.session, entry.number)
+        self.observer.updated(entry.update)
 
     def _join(self, message: Message, now: float) -> bytes | None:
         """Give a worker a slot, and all of θ."""
@@ -280,7 +293,7 @@ class Server:
             return self._repeated_reply(message, worker)
         # A copy of an older PUSH that arrives from now on has another ticket than the new record.
         worker.ticket = secrets.randbits(64)
-        log.info('worker %d begins at update %d', worker.slot, self.version)
+        self._log.info('worker %d begins at update %d', worker.slot, self.version)
         statistics = protocol.tensor_to_bytes(self.average())
         body = self.budget.encode() + self.model.start_record(worker.slot) + statistics
         return self._stored_reply(message, worker, Kind.WELCOME, body)
@@ -297,22 +310,40 @@ class Server:
             return self._stored_reply(message, worker, Kind.ANSWER, body)
         if self.finished:
             return self._plain_reply(message, Kind.FINISHED)
-        update = protocol.decode_sections(message.body, self.model.numels, self.composition.codec)
-        if not all(bool(part.values.isfinite().all()) for part in update):
-            raise ProtocolError('an update holds an infinity or a NaN')
+        update = self._decode(message.body)
+        if objection := self._proportion.objection(update):
+            self._log.warning('refused an update of worker %d: %s', worker.slot, objection)
+            return self._decline(message, worker, objection)
         staleness = self.version - worker.base
-        self.model.apply_update(update, self.composition.scaling.factor(staleness))
-        self.version += 1
-        self._applied[message.session] = message.update
+        self._apply(update, staleness, message.session, message.update)
         body, downloaded = self._answer(worker)
         reply = self._stored_reply(message, worker, Kind.ANSWER, body)
-        uploaded = sum(len(part.values) for part in update)
+        elements = sum(len(part.values) for part in update) + downloaded
         received = protocol.HEADER.size + len(message.body)
-        elements = uploaded + downloaded
-        self.observer.updated(
-            Update(self.version, worker.slot, staleness, received, len(reply), elements)
-        )
+        record = Update(self.version, worker.slot, staleness, received, len(reply), elements)
+        self.observer.accepted(Entry(message.session, message.update, record, message.body))
+        self.observer.updated(record)
         return reply
+
+    def _decode(self, body: bytes | memoryview) -> list[Sparse]:
+        """Decode an update's sections. Raises ProtocolError or CodecError for an invalid one."""
+        update = protocol.decode_sections(body, self.model.numels, self.composition.codec)
+        if not all(bool(part.values.isfinite().all()) for part in update):
+            raise ProtocolError('an update holds an infinity or a NaN')
+        return update
+
+    def _apply(self, update: list[Sparse], staleness: int, session: int, number: int) -> None:
+        """Apply an update to θ, and record that it is."""
+        self.model.apply_update(update, self.composition.scaling.factor(staleness))
+        self.version += 1
+        self._applied[session] = number
+
+    def _decline(self, message: Message, worker: ConnectedWorker, objection: str) -> bytes:
+        """Answer an update that is not applied: what has changed, and the reason before it."""
+        reason = objection.encode()[: protocol.MAX_TEXT]
+        body, _ = self._answer(worker)
+        body = protocol.TEXT_LENGTH.pack(len(reason)) + reason + body
+        return self._stored_reply(message, worker, Kind.DECLINED, body)
 
     def _answer(self, worker: ConnectedWorker) -> tuple[bytes, int]:
         step = self.version // self.budget.worker_slots
@@ -321,8 +352,11 @@ class Server:
     def _report(self, message: Message, worker: ConnectedWorker) -> None:
         """Process LOSSES and STATISTICS; a HEARTBEAT has no content."""
         if message.kind is Kind.LOSSES:
-            losses = protocol.tensor_from_bytes(message.body, torch.float64).tolist()
-            self.observer.losses(worker.slot, losses)
+            count = len(message.body) // torch.float64.itemsize
+            if count > MAX_LOSSES:
+                raise ProtocolError(f'{count} losses in a message of at most {MAX_LOSSES}')
+            losses = protocol.tensor_from_bytes(message.body, torch.float64)
+            self.observer.losses(worker.slot, losses.tolist())
         if message.kind is Kind.STATISTICS:
             values = protocol.tensor_from_bytes(message.body, torch.float32)
             if len(values) != self.statistics.numel:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import pwd
 import re
 import secrets
 import stat
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 SECRET_BYTES = 32
+ROOT = 0  # user who may own everybody's files
+JOURNALS = ('written', 'synced', 'off')
 UNPROTECTED = 'unprotected'  # as the name of the key file: no key, also beyond this machine
 
 
@@ -72,6 +75,12 @@ class ServerSettings:
         timeout: Seconds without a message or heartbeat after which a worker's slot is freed.
         patience: Seconds without a server, or without a free slot, after which a worker gives up.
         checkpoint_seconds: Seconds between two checkpoints of the server.
+        journal: How the server writes updates before it acknowledges them: 'written' to the system,
+            which survives the process; 'synced' to the disk, which survives a power cut; 'off'.
+        max_norm_ratio: The server refuses an update whose norm is more than this many times the
+            median of the accepted ones before it; None accepts every finite update.
+        connections: Connections to the server at the same time. By default 256 and 4 for each
+            worker, or fewer where the limit of open files is low.
 
     Raises:
         ValueError: If the settings contradict each other.
@@ -85,6 +94,9 @@ class ServerSettings:
     timeout: float = 20.0
     patience: float = 120.0
     checkpoint_seconds: float = 60.0
+    journal: str = 'written'
+    max_norm_ratio: float | None = None
+    connections: int | None = None
 
     def __post_init__(self) -> None:
         for name in ('heartbeat', 'timeout', 'patience', 'checkpoint_seconds'):
@@ -96,6 +108,14 @@ class ServerSettings:
             raise ValueError(
                 f'configs.server.timeout = {self.timeout} leaves no time for a late heartbeat: '
                 f'set it to at least {2 * self.heartbeat}, or configs.server.heartbeat lower'
+            )
+        if self.journal not in JOURNALS:
+            raise ValueError(
+                f'configs.server.journal = {self.journal!r} is none of {", ".join(JOURNALS)}'
+            )
+        if self.max_norm_ratio is not None and not self.max_norm_ratio > 1:
+            raise ValueError(
+                f'configs.server.max_norm_ratio must be above 1, got {self.max_norm_ratio}'
             )
         if self.bind is not None and self.address is not None:
             raise ValueError(
@@ -123,19 +143,39 @@ def write_key_file(path: Path) -> None:
         file.write(draw_secret().hex() + '\n')
 
 
+def user(number: int) -> str:
+    """The name of a user, or its number where it has none."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f'user {number}'
+
+
 def read_key_file(path: Path) -> bytes:
     """Read the secret of a key file.
 
     Raises:
-        ServerError: If the file is missing, readable by other users, or holds no key.
+        ServerError: If the file is missing, another user owns it, others can read it or replace it,
+            or it holds no key.
     """
     try:
         with path.open() as file:
-            mode, text = os.fstat(file.fileno()).st_mode, file.read(4 * SECRET_BYTES)
+            status, text = os.fstat(file.fileno()), file.read(4 * SECRET_BYTES)
+        folder = path.resolve().parent.stat()
     except (OSError, UnicodeDecodeError) as error:
         raise ServerError(f'configs.server.key = {str(path)!r} cannot be read: {error}') from error
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+    for owner, what in ((status.st_uid, f'key file {path}'), (folder.st_uid, f'folder of {path}')):
+        if owner not in (os.geteuid(), ROOT):
+            raise ServerError(
+                f'{what} belongs to {user(owner)}, who could set another key: use a file of '
+                f'{user(os.geteuid())} in a folder of the same'
+            )
+    if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ServerError(f'key file {path} can be read by others: chmod 600 {path}')
+    if folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not folder.st_mode & stat.S_ISVTX:
+        raise ServerError(
+            f'key file {path} can be replaced by others: chmod go-w {path.resolve().parent}'
+        )
     try:
         secret = bytes.fromhex(text.strip())
     except ValueError:

@@ -1,4 +1,6 @@
-"""ZeroMQ connections between a server and its workers: bounded, monitored, encrypted with a key.
+"""ZeroMQ connections between a server and its workers, encrypted with a key.
+
+gate.py is in front of the server's socket, and bounds what peers can make it keep.
 
 With a key, CURVE (RFC 26) encrypts every connection and authenticates both sides. The key pairs of
 server and workers are derived from one secret; the server accepts the workers' public key alone.
@@ -7,7 +9,6 @@ server and workers are derived from one secret; the server accepts the workers' 
 from __future__ import annotations
 
 import hashlib
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,25 +25,24 @@ except ImportError as error:
     ) from error
 
 from dgc.parameter_server import protocol
+from dgc.parameter_server.gate import BACKLOG, Bounds, Connection, Gate, most_connections
+from dgc.parameter_server.limited import LimitedLog
 from dgc.parameter_server.protocol import Kind, Message, ProtocolError
 from dgc.parameter_server.server import Server
 from dgc.parameter_server.settings import SECRET_BYTES, Address, ServerError
 from dgc.parameter_server.worker import Link
 
-log = logging.getLogger(__name__)
 MILLISECONDS = 1000  # per second
 
 CONNECTED = zmq.EVENT_HANDSHAKE_SUCCEEDED
-REFUSED = (
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
 DISCONNECTED = zmq.EVENT_DISCONNECTED
+
+OF_KNOWN = {Kind.WELCOME, Kind.ANSWER, Kind.DECLINED, Kind.KNOWN}  # replies to who holds a slot
 
 HANDSHAKE_BYTES = 1024  # no message of CURVE's or ZeroMQ's own is longer
 RETRY_SECONDS = 0.5  # between two checks of a worker's patience, or two JOINs to a full server
-POLL_SECONDS = 0.1  # between two checks of the server for timeouts and connection events
+POLL_SECONDS = 0.1  # between two checks of the server for timeouts
+SWEEP_SECONDS = 1.0  # between two looks for connections that no worker uses any more
 BUSY_SECONDS = 1.0  # a server that polled less often than this was busy, and extends deadlines
 # Replies queued per worker, which has one request at a time; further ones are dropped. Replies as
 # long as the model to a peer that requests and never reads would fill the memory otherwise.
@@ -102,10 +102,10 @@ class Monitor:
     """The connection events of a socket."""
 
     def __init__(self, socket: zmq.Socket[Any]) -> None:
-        self.socket = socket.get_monitor_socket(CONNECTED | REFUSED | DISCONNECTED)
+        self.socket = socket.get_monitor_socket(CONNECTED | DISCONNECTED)
 
     def events(self) -> Iterator[int]:
-        """Return the events since the last call: CONNECTED, one of REFUSED, or DISCONNECTED."""
+        """Return the events since the last call: CONNECTED or DISCONNECTED."""
         while self.socket.poll(0):
             yield int(recv_monitor_message(self.socket)['event'])
 
@@ -132,10 +132,12 @@ class SocketLink(Link):
         self.key = key
         self.heartbeat = heartbeat
         self.context = zmq.Context()
+        self._log = LimitedLog(__name__)
         self._connections = 0
         self._connected = False
         self._last_connected = time.monotonic()
         self._refused = False
+        self._is_known = False  # whether the server knows this worker on this connection
         self._heartbeat: Heartbeat | None = None
 
     def open(self, max_message_bytes: int) -> None:
@@ -154,7 +156,8 @@ class SocketLink(Link):
         """See :meth:`Link.request`. The message is sent again after each reconnection, since a
         broken connection may have lost it or its reply."""
         frame = message.encode()
-        self._send(frame)
+        self._reconnected()
+        self._send_or_greet(message, frame)
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._monitor.socket, zmq.POLLIN)
@@ -168,15 +171,22 @@ class SocketLink(Link):
                     raise ServerError(f'{self.address} is no parameter server: {error}') from error
                 if reply.kind is Kind.REFUSED:
                     raise ServerError(f'the server at {self.address} says: {reply.text}')
-                if (reply.session, reply.sequence) == (message.session, message.sequence):
+                if (reply.session, reply.sequence) != (message.session, message.sequence):
+                    continue
+                self._is_known = self._is_known or reply.kind in OF_KNOWN
+                if reply.kind is not Kind.KNOWN:
                     return reply  # also where the server has ended since, after the last LEAVE
-            if self._reconnected():
                 self._send(frame)
+            if self._reconnected():
+                self._send_or_greet(message, frame)
             self._check_patience()
 
     def send(self, message: Message) -> None:
-        """See :meth:`Link.send`."""
-        self._send(message.encode())
+        """See :meth:`Link.send`. It is dropped on a connection on which the server does not know
+        this worker yet, and would take the message for a stranger's."""
+        self._reconnected()
+        if self._is_known:
+            self._send(message.encode())
 
     def pause(self) -> None:
         """Wait for half a second."""
@@ -188,13 +198,21 @@ class SocketLink(Link):
             self._heartbeat.stop()
         self.context.destroy(linger=MILLISECONDS)
 
+    def _send_or_greet(self, message: Message, frame: bytes) -> None:
+        """Send a request; or a HELLO before it, where the server would close a new connection on
+        which a PUSH comes first."""
+        if self._is_known or message.kind is not Kind.PUSH:
+            self._send(frame)
+        else:
+            self._send(Message(Kind.HELLO, message.session, message.sequence).encode())
+
     def _send(self, frame: bytes) -> None:
         """Queue a frame, or drop it where ZeroMQ has given the connection up, as after a handshake
         with another key: a blocking send would then wait forever."""
         try:
             self._socket.send(frame, zmq.DONTWAIT, copy=False)
         except zmq.Again:
-            log.debug('no connection to %s', self.address)
+            self._log.debug('no connection to %s', self.address)
 
     def _reconnected(self) -> bool:
         """Process connection events; return whether the connection was opened again."""
@@ -204,9 +222,10 @@ class SocketLink(Link):
                 self._connected, self._refused = True, False
                 self._connections += 1
                 reconnected = self._connections > 1
+                self._is_known = self._is_known and not reconnected
             elif event & DISCONNECTED:
                 if self._connected:
-                    log.warning('the connection to %s is lost', self.address)
+                    self._log.warning('the connection to %s is lost', self.address)
                     self._last_connected = time.monotonic()
                 self._refused = self._refused or not self._connected
                 self._connected = False
@@ -264,37 +283,49 @@ class Service:
         address: Where to listen.
         key: The key that workers must have; None to accept every connection.
         silence: Seconds without an answer from a peer after which its connection is closed.
+        connections: Connections at the same time; None for as many as settings.py says.
 
     Attributes:
         address: Where it listens, with the port that was chosen.
 
     Raises:
-        ServerError: If it cannot listen there.
+        ServerError: If it cannot listen there, or the limit of open files is too low.
     """
 
     def __init__(
-        self, server: Server, address: Address, key: Key | None = None, silence: float = 120.0
+        self,
+        server: Server,
+        address: Address,
+        key: Key | None = None,
+        silence: float = 120.0,
+        connections: int | None = None,
     ) -> None:
         self.server = server
+        self._log = LimitedLog(__name__)
+        most = most_connections(connections, server.budget.worker_slots)
+        bounds = Bounds(most, server.max_message_bytes, encrypted=key is not None)
+        self._gate = Gate(address, bounds)
+        self.address = self._gate.address
+        self._known: dict[bytes, Connection] = {}  # by ZeroMQ's name of a peer
+        self._swept = time.monotonic()
         self._context = zmq.Context()
         self._authenticator: ThreadAuthenticator | None = None
         self._socket = self._context.socket(zmq.ROUTER)
         configure(self._socket, silence, server.max_message_bytes)
         self._socket.set_hwm(QUEUED_MESSAGES)
+        self._socket.backlog = BACKLOG
         if key is not None:
             self._authenticator = ThreadAuthenticator(self._context)
             self._authenticator.start()
             self._authenticator.configure_curve_callback('*', OnlyKey(key.worker.public))
             self._socket.curve_server = True
             self._socket.curve_publickey, self._socket.curve_secretkey = key.server
-        self._monitor = Monitor(self._socket)
         try:
-            self._socket.bind(address.endpoint)
+            self._socket.bind(self._gate.endpoint)
         except zmq.ZMQError as error:
             self.close()
             raise ServerError(f'the server cannot listen at {address}: {error.strerror}') from error
-        port = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(':')[2]
-        self.address = Address(address.host, int(port))
+        self._gate.start()
 
     def __enter__(self) -> Service:
         return self
@@ -304,9 +335,11 @@ class Service:
 
     def close(self) -> None:
         """Stop listening. Replies in flight have one second to arrive."""
+        self._gate.stop_listening()
         if self._authenticator is not None:
             self._authenticator.stop()
         self._context.destroy(linger=MILLISECONDS)
+        self._gate.close()
 
     def run(self, between: Callable[[], bool] = lambda: True) -> None:
         """Serve until all updates have been made and all workers have left.
@@ -314,38 +347,79 @@ class Service:
         Args:
             between: Called between messages, at least ten times per second; False stops the loop.
         """
-        polled = time.monotonic()
+        polled = self._swept = time.monotonic()
+        for connection in self._gate:  # they may have waited for this to begin
+            connection.last_valid = polled
         while not self.server.drained and between():
             if self._socket.poll(int(POLL_SECONDS * MILLISECONDS)):
                 self._serve_one()
             now = time.monotonic()
             if now - polled > BUSY_SECONDS:  # heartbeats may be waiting in the socket
                 self.server.extend_deadlines(now - polled)
+                self._extend_deadlines(now - polled)
             polled = now
             self.server.tick(now)
-            self._log_events()
+            if now - self._swept > SWEEP_SECONDS:
+                self._swept = now
+                self._sweep(now)
+            if not self._gate.is_alive:
+                raise RuntimeError('the gate of the parameter server has ended: see above')
 
     def _serve_one(self) -> None:
         sender, *frames = self._socket.recv_multipart(copy=False)
-        peer = peer_address(frames[0]) if frames else ''
-        if len(frames) != 1:
-            log.warning('refused a message from %s: it has %d frames', peer, len(frames))
-            return
-        reply = self.server.handle(frames[0].buffer, time.monotonic(), peer)
+        name = sender.bytes
+        connection = self._connection(name, frames[0]) if frames else None
+        peer = connection.peer if connection is not None else 'a worker'
+        reply = None
+        if len(frames) == 1:
+            reply = self.server.handle(frames[0].buffer, time.monotonic(), peer)
+        else:
+            self._log.warning('refused a message from %s: it has %d frames', peer, len(frames))
+        if connection is not None:
+            if len(frames) == 1:
+                self._judge(connection, frames[0].buffer)
+            self._gate.took(connection, len(frames))
         if reply is not None:
             # ZeroMQ drops it where the worker is gone, which requests again when it reconnects.
-            self._socket.send_multipart([sender.bytes, reply], copy=False)
+            self._socket.send_multipart([name, reply], copy=False)
 
-    def _log_events(self) -> None:
-        for event in self._monitor.events():
-            if event & REFUSED:
-                log.warning('refused a connection: it has another key, or none')
-            elif event & DISCONNECTED and not self.server.finished:
-                log.info(
-                    'a connection ended: a worker is gone, or a peer sent something that is no '
-                    'message or is longer than %d bytes',
-                    self.server.max_message_bytes,
-                )
+    def _connection(self, name: bytes, frame: zmq.Frame) -> Connection | None:
+        """The connection at the gate through which a message came; None where it has ended."""
+        if name not in self._known:
+            try:
+                found = self._gate.connection_of(int(frame.get(zmq.SRCFD)))
+            except zmq.ZMQError:
+                found = None
+            if found is None:
+                return None
+            self._known[name] = found
+        return self._known[name]
+
+    def _judge(self, connection: Connection, frame: memoryview) -> None:
+        """Let a worker that holds a slot send long messages on the connection it pushes on."""
+        try:
+            message = protocol.decode(frame, protocol.FROM_WORKER)
+        except ProtocolError:
+            return
+        connection.last_valid = time.monotonic()
+        if self.server.workers.get(message.session) is not None:
+            pushes = message.kind is not Kind.HEARTBEAT
+            self._gate.admit(connection, message.session, pushes)
+
+    def _sweep(self, now: float) -> None:
+        """Close connections that no worker uses and that send nothing valid."""
+        for connection in self._gate:
+            if connection.session and self.server.workers.get(connection.session) is None:
+                self._gate.release(connection)
+            if not connection.session and connection.last_valid < now - self.server.timeout:
+                self._gate.drop(connection, 'no worker uses it')
+        there = set(self._gate)
+        self._known = {name: each for name, each in self._known.items() if each in there}
+
+    def _extend_deadlines(self, seconds: float) -> None:
+        """Discount a time in which no messages were read."""
+        for connection in self._gate:
+            connection.last_valid += seconds
 
 
 class OnlyKey:
@@ -357,11 +431,3 @@ class OnlyKey:
     def callback(self, domain: str, key: bytes) -> bool:
         """Return whether ``key`` is the workers' public key."""
         return key == self._public
-
-
-def peer_address(frame: Any) -> str:
-    """Return the address of a frame's sender."""
-    try:
-        return str(frame.get('Peer-Address'))
-    except zmq.ZMQError:
-        return 'an unknown address'

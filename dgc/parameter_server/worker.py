@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import math
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -21,15 +21,24 @@ from dgc.exchanges.base import Exchanged
 from dgc.nonfinite import NonFiniteGradientError, finite, not_finite
 from dgc.parameter_server import protocol
 from dgc.parameter_server.composition import Asynchronous
+from dgc.parameter_server.limited import LimitedLog
 from dgc.parameter_server.model import FloatBuffers, agreement_digests, apply_answer, flatten
-from dgc.parameter_server.protocol import BUDGET, FLOAT32, Budget, Kind, Message, ProtocolError
+from dgc.parameter_server.proportion import IN_A_ROW
+from dgc.parameter_server.protocol import (
+    BUDGET,
+    FLOAT32,
+    MAX_LOSSES,
+    Budget,
+    Kind,
+    Message,
+    ProtocolError,
+)
 from dgc.parameter_server.settings import ServerError
 from dgc.reducer import Progress
 from dgc.sparse import difference
 from dgc.wiring import allocate, pairs
 from dgc.wrapper import Uncopied
 
-log = logging.getLogger(__name__)
 LEAVE_TIMEOUT = 10.0  # seconds that a worker waits for the reply to its LEAVE
 
 
@@ -124,8 +133,10 @@ class WorkerOptimizer(Uncopied):
         self.flats = flatten(self.buckets)
         self._statistics = FloatBuffers(buffers)
         self._link = link
+        self._log = LimitedLog(__name__)
         self._sequence, self._updates, self._ticket = 0, 0, 0  # of requests; of updates
         self._server_finished, self._server_lost = False, False
+        self._declined = 0  # updates in a row
         self._local = LocalEngine()  # for clipping by a norm: a worker's update has one rank
         digests = agreement_digests(named, self._statistics.numel, configuration)
         self._digests = b''.join(digests.values())
@@ -175,8 +186,8 @@ class WorkerOptimizer(Uncopied):
 
     def report_losses(self, losses: Iterable[float]) -> None:
         """Send the server the training losses of the last steps."""
-        values = torch.tensor(list(losses), dtype=torch.float64)
-        self._send(Kind.LOSSES, protocol.tensor_to_bytes(values))
+        for values in torch.tensor(list(losses), dtype=torch.float64).split(MAX_LOSSES):
+            self._send(Kind.LOSSES, protocol.tensor_to_bytes(values))
 
     def close(self) -> None:
         """Report the statistics, free the slot and disconnect."""
@@ -186,7 +197,7 @@ class WorkerOptimizer(Uncopied):
                 self._report_statistics()
                 self._request(Kind.LEAVE)
         except ServerError as error:
-            log.info('the server did not confirm that this worker has left: %s', error)
+            self._log.info('the server did not confirm that this worker has left: %s', error)
         finally:
             self._link.close()
 
@@ -236,6 +247,10 @@ class WorkerOptimizer(Uncopied):
             if reply.kind is Kind.ANSWER:
                 self._apply(reply.body)
                 self.version = reply.version
+                self._declined = 0
+                break
+            if reply.kind is Kind.DECLINED:
+                self._accept_refusal(reply)
                 break
             if reply.kind is not Kind.REJOIN:
                 self._server_finished = True
@@ -243,6 +258,33 @@ class WorkerOptimizer(Uncopied):
             # The same update is pushed again afterwards; the server skips it if it was applied.
             self._join()
         self.progress.communicate += time.perf_counter() - start
+
+    def _accept_refusal(self, reply: Message) -> None:
+        """Go on without an update that the server has refused, and with an empty memory.
+
+        The update is dropped, since it would be refused again. The memory is emptied, since it
+        holds the unsent part of the same gradients, and their momentum.
+        """
+        self._declined += 1
+        try:
+            reason, sections = protocol.split_declined(reply.body)
+        except ProtocolError as error:
+            raise ServerError(f'the server sent an invalid answer: {error}') from error
+        self._apply(sections)
+        self.version = reply.version
+        self._log.warning(
+            'update %d of this worker is refused and dropped: %s; its memory, of norm %.3g, is '
+            'emptied',
+            self._updates,
+            reason,
+            math.hypot(*(bucket.state.reset('memory') for bucket in self.buckets)),
+        )
+        if self._declined >= IN_A_ROW:
+            raise ServerError(
+                f'the server has refused {self._declined} updates of this worker in a row, the '
+                f'last one as {reason}: lower the learning rate, or set '
+                'configs.server.max_norm_ratio higher'
+            )
 
     def _join(self) -> None:
         """Get a slot and the model, as soon as a slot is free."""

@@ -19,9 +19,9 @@ SHORT = ('--model', 'digits', '--batch', '2', '--rounds', '2', '--steps', '1')
 
 
 def run(
-    module: str, *arguments: str, cold: bool = True, **more: str
+    module: str, *arguments: str, cold: bool = False, **more: str
 ) -> subprocess.CompletedProcess:
-    """A command of bench/. Not cold: it and its workers import torch once for all tests."""
+    """A command of bench/. Cold: it does not start from a Python that has imported torch."""
     words = [sys.executable, '-m', module, *arguments]
     environment = {k: v for k, v in os.environ.items() if k != 'PYTHONPATH'} | more
     return subprocess.run(
@@ -63,7 +63,7 @@ def test_bad_input_is_refused_in_one_line(module, arguments, message, capsys):
 
 
 def test_a_refused_command_ends_with_code_2():
-    done = run('bench.cluster', '--nodes', '1', cold=False)
+    done = run('bench.cluster', '--nodes', '1')
     assert done.returncode == 2 and done.stdout == ''
     assert done.stderr.count('\n') == 1
 
@@ -72,7 +72,7 @@ def test_a_refused_command_ends_with_code_2():
     'module', ['bench.cluster', 'bench.step', 'bench.parameter_server', 'bench.chaos']
 )
 def test_help_shows_an_example(module):
-    done = run(module, '--help')
+    done = run(module, '--help', cold=True)  # which does not import torch
     assert done.returncode == 0
     assert f'python -m {module} --' in done.stdout
 
@@ -108,7 +108,7 @@ def test_step_measures_every_row_that_torchrun_can_start(tmp_path):
     file = tmp_path / 'rows.json'
     names = ['compute', 'ddp', 'ddp fp16', *compositions()]
     words = ('--only', ','.join(names), '--json', str(file))
-    done = run('bench.step', *SHORT, *words, cold=False)
+    done = run('bench.step', *SHORT, *words)
     assert done.returncode == 0, done.stderr
     rows = {row['row']: row for row in json.loads(file.read_text())}
     assert list(rows) == names
@@ -126,7 +126,7 @@ def test_step_measures_the_dgc_that_pythonpath_names(tmp_path):
     (tmp_path / 'dgc').mkdir()
     (tmp_path / 'dgc' / '__init__.py').write_text('raise SystemExit("another dgc")')
     words = ('--only', 'compute')
-    done = run('bench.step', *SHORT, *words, cold=False, PYTHONPATH=str(tmp_path))
+    done = run('bench.step', *SHORT, *words, PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
     assert 'another dgc' in done.stderr
     assert 'compute (torch)  failed: the workers ended with status 1' in done.stdout

@@ -44,7 +44,7 @@ NEAREST = ('fp32', 'fp16', 'bf16', 'int8', 'int4')
 
 
 @every_type
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(sparse=ANY)
 def test_indices_come_back_exactly_and_values_as_their_coding_rounds(values, indices, sparse):
     codec, sparse = Codec(values, indices), fitting(sparse, indices)
@@ -64,7 +64,7 @@ def test_indices_come_back_exactly_and_values_as_their_coding_rounds(values, ind
 
 
 @pytest.mark.parametrize(('values', 'indices'), [pair for pair in TYPES if pair[0] in NEAREST])
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(sparse=ANY)
 def test_what_arrives_and_what_was_rounded_off_is_all_there_was_bit_for_bit(
     values, indices, sparse
@@ -77,7 +77,7 @@ def test_what_arrives_and_what_was_rounded_off_is_all_there_was_bit_for_bit(
 
 
 @pytest.mark.parametrize(('values', 'indices'), [pair for pair in TYPES if pair[0] not in NEAREST])
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(sparse=ANY)
 def test_of_the_other_codings_the_residual_is_exact_to_two_roundings(values, indices, sparse):
     """The residual is at most twice the largest value, and rounded by 2^-24 of itself.

@@ -16,6 +16,7 @@ import dgc
 from dgc.engines import LocalEngine, Patience, StalledError
 from dgc.engines import watch as watch_module
 from dgc.engines.base import Wait
+from dgc.engines.pace import CALLS, Pace
 from dgc.engines.watch import Beat, Watch, named, parse
 
 
@@ -49,6 +50,7 @@ class Ranks:
     """
 
     host = 'the host of beats'
+    expected = 0.1  # seconds, by the ranks that wait
 
     def __init__(self, *states: str) -> None:
         self.states = dict(enumerate(states, 1))
@@ -64,23 +66,23 @@ class Ranks:
         texts = {}
         for rank, state in self.states.items():
             if state == 'busy':
-                texts[rank] = Beat(self.beats, -1.0, '').dump()
+                texts[rank] = Beat(self.beats, -1.0, -1.0, '').dump()
             elif state == 'stopped':
-                texts[rank] = Beat(1, -1.0, '').dump()
+                texts[rank] = Beat(1, -1.0, -1.0, '').dump()
             elif state != 'away':
-                texts[rank] = Beat(self.beats, WARNING, state).dump()
+                texts[rank] = Beat(self.beats, WARNING, self.expected, state).dump()
         return texts
 
 
 WARNING = 1.0  # seconds; a beat is due every 67 ms, and missed after four times as long
 
 
-def watched(channel, seconds, abort=100.0, rank=0):
-    """Watch a call that began long ago for some seconds; returns the errors it failed with."""
+def watched(channel, seconds, abort=100.0, rank=0, expected=0.1):
+    """Watch a call that began now for some seconds; returns the errors it failed with."""
     errors, began = [], time.monotonic()
 
     def waiting():
-        return Wait(7, 'all_gather of bucket conv', time.monotonic() - began)
+        return Wait(7, 'all_gather of bucket conv', time.monotonic() - began, expected)
 
     watch = Watch(rank, 4, Patience(WARNING, abort), waiting, errors.append, channel)
     time.sleep(seconds)
@@ -186,10 +188,73 @@ def test_a_rank_that_was_stopped_itself_does_not_count_that(monkeypatch, caplog)
     assert line.startswith(f'rank 0 has waited 1 s in {CALL} for rank 3, which does not')
 
 
-@pytest.mark.parametrize('text', ['', 'x', '1', '1 2', '1 x y', '\ufffd 1 a'])
+@pytest.mark.parametrize('text', ['', 'x', '1', '1 2', '1 2 3', '1 x 3 y', '\ufffd 1 1 a'])
 def test_a_beat_that_is_none_is_ignored(text):
     """What comes over the network is text, and may be anything."""
-    assert parse(text) in (None, Beat(1, 2.0, ''))
+    assert parse(text) in (None, Beat(1, 2.0, 3.0, ''))
+
+
+def test_a_beat_is_read_as_it_was_written():
+    for wait in (None, Wait(7, CALL, 2.5, 0.125), Wait(8, CALL, 2.5)):
+        assert parse(Beat.of(3, wait).dump()) == Beat.of(3, wait)
+
+
+@pytest.mark.parametrize(
+    ('expected', 'is_busy', 'limit'),
+    [
+        (None, False, 1800),  # before training: data are prepared, kernels compiled
+        (None, True, 1800),
+        (0.2, False, 120),  # 4 times warning_seconds
+        (0.2, True, 600),  # 20 times
+        (45.0, False, 180),  # 4 times the slowest so far
+        (200.0, True, 800),
+        (7200.0, False, 1800),
+    ],
+)
+def test_the_limit_follows_from_what_was_measured(expected, is_busy, limit):
+    """failures row 14."""
+    assert Patience(30.0).limit(expected, is_busy) == limit
+    assert Patience(30.0, 77.0).limit(expected, is_busy) == 77
+    assert Patience(30.0).library_seconds > limit
+
+
+@pytest.mark.parametrize(
+    ('states', 'of_others', 'seconds'),
+    [
+        ((CALL, 'stopped', CALL), 0.1, 1.1),
+        ((CALL, CALL, CALL), 0.1, 1.1),
+        ((CALL, 'busy', CALL), 0.1, 1.6),
+        ((CALL, 'stopped', CALL), 0.35, 1.4),  # the rank that expects most decides
+        ((CALL, 'stopped', CALL), -1.0, None),  # one that has not measured anything
+    ],
+    ids=['stopped', 'all wait', 'busy', 'slow', 'start'],
+)
+def test_without_a_setting_a_wait_ends_after_the_limit_of_its_kind(
+    states, of_others, seconds, monkeypatch
+):
+    """failures row 14: with 1.1 and 1.6 s in the place of 120 and 600 s."""
+    monkeypatch.setattr(watch_module, 'SILENT', 1.1)
+    monkeypatch.setattr(watch_module, 'BUSY', 1.6)
+    channel = Ranks(*states)
+    channel.expected = of_others
+    began = time.monotonic()
+    errors = watched(channel, (seconds or 1.6) + 0.3, abort=None)
+    assert len(errors) == (seconds is not None)
+    assert time.monotonic() - began > (seconds or 0)
+
+
+def test_the_longest_call_and_the_longest_pause_are_expected():
+    pace = Pace()
+    for call in range(CALLS):
+        assert pace.expect(sent=1000, seconds=1.0, nbytes=8) is None
+        pace.begin(call + 0.0)
+        pace.end(call + 0.0, call + 0.25, 'conv')
+    assert pace.expect(1000, 1.0, 8) == 0.75
+    pace.begin(CALLS + 4.25)
+    assert pace.expect(1000, 1.0, 8) == 5.0
+    pace.end(CALLS + 4.25, CALLS + 13.25, '')
+    assert pace.expect(1000, 1.0, 8) == 9.0
+    assert pace.expect(1000, 1.0, 20_000) == 20.0  # at the rate so far
 
 
 def test_a_long_list_of_ranks_is_cut():

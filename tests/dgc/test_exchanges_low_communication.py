@@ -562,7 +562,7 @@ class TestRandomK:
 
     def test_the_scaled_result_is_the_mean_gradient_in_expectation(self):
         [gradients] = gradients_of(2, 1)
-        mean, steps = sum(gradients).double() / 2, 2000
+        mean, steps = sum(gradients).double() / 2, 1000
         row = Row(lambda: RandomK(unbiased=True))
         results, _ = train(row, [gradients] * steps, feeds_back=False)
         average = sum(step[0].result.double() for step in results) / steps
@@ -665,7 +665,7 @@ class TestCompressedAllReduce:
     def test_both_errors_are_bounded_over_many_steps(self):
         """Without feedback of the owner's error, the mean of the results would keep its bias."""
         [gradients] = gradients_of(4, 1)
-        steps, _ = train(EXCHANGES['compressed all-reduce sign'], [gradients] * 300)
-        average = sum(step[0].result.double() for step in steps) / 300
+        steps, _ = train(EXCHANGES['compressed all-reduce sign'], [gradients] * 100)
+        average = sum(step[0].result.double() for step in steps) / 100
         mean = sum(gradients).double() / 4
-        assert float((average - mean).norm() / mean.norm()) < 0.05
+        assert float((average - mean).norm() / mean.norm()) < 0.15

@@ -135,7 +135,9 @@ class Compared(NamedTuple):
 def compared(request) -> list[Compared]:
     name, world_size = request.param
     row = TABLE[name]
-    kinds = tuple(KINDS) if world_size <= 6 else tuple(KINDS)[world_size % 2 :: 2]
+    # Every second kind from four ranks on, and every third from seven: neighbours have the others.
+    every = 1 + (world_size > 3) + (world_size > 6)
+    kinds = tuple(KINDS)[world_size % every :: every]
     cases = cases_of(world_size, row.corrected, seeds=2 if world_size <= 3 else 1, kinds=kinds)
     return [
         Compared(case, results, row.plain(case.inputs, case.k))

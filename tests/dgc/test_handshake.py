@@ -187,18 +187,21 @@ def test_averaging_nothing_and_alone_is_quiet():
     assert statistic.item() == 2
 
 
+@pytest.mark.parametrize('odd', [0, 2])
 @pytest.mark.parametrize('name', [name for name in TENSORS if name != 'empty'])
-def test_parameters_that_have_parted_are_seen_on_every_rank(name):
+def test_parameters_that_have_parted_are_named_on_every_rank(name, odd):
     def worker(engine):
-        tensors = [torch.ones(3), TENSORS[name].clone()]
-        check_agreement(engine, tensors)
-        if engine.rank == 1:
-            tensors[1].zero_()
-        with pytest.raises(AgreementError, match='rank 1 and rank 0 hold different'):
-            check_agreement(engine, tensors)
+        tensors = {'first': torch.ones(3), name: TENSORS[name].clone(), 'last': torch.ones(2)}
+        check_agreement(engine, tensors.items())
+        if engine.rank == odd:
+            tensors[name].zero_()
+            tensors['last'].zero_()
+        who = f'rank {odd} and rank {int(odd == 0)} hold different values of {name} at last$'
+        with pytest.raises(AgreementError, match=who):
+            check_agreement(engine, tensors.items(), ' at last')
         return True
 
-    assert all(dgc.simulate(2, worker))
+    assert all(dgc.simulate(3, worker))
 
 
 def test_texts_are_gathered_by_rank_and_cut():

@@ -42,7 +42,7 @@ def test_a_record_is_its_workers_parameters_at_any_interleaving(codec, seed):
         patience=60,
     )
     workers, checkpoint, checked = [world.join()], world.server.state_dict(), 0
-    for _ in range(120):
+    for _ in range(80):
         event = draw.choices(
             ['step', 'join', 'leave', 'die', 'late', 'save', 'restart'], [80, 8, 3, 3, 4, 3, 2]
         )[0]

@@ -24,7 +24,7 @@ def altered(frame: bytes, offset: int, new: bytes) -> bytes:
 def test_a_message_has_the_documented_bytes():
     frame = PUSH.encode()
     expected = (
-        b'DGS\x01' + (2).to_bytes(2, 'little') + (3).to_bytes(2, 'little') + b'\xff' * 8
+        b'DGS\x02' + (2).to_bytes(2, 'little') + (3).to_bytes(2, 'little') + b'\xff' * 8
         + (7).to_bytes(8, 'little') + (2**64 - 2).to_bytes(8, 'little')
         + b''.join(n.to_bytes(8, 'little') for n in (9, 5, 4)) + b'body'
     )  # fmt: skip
@@ -39,7 +39,7 @@ def test_a_message_has_the_documented_bytes():
         (b'', '0 bytes are no message'),
         (PUSH.encode()[: HEADER.size - 1], '55 bytes are no message'),
         (altered(PUSH.encode(), 0, b'HTTP'), 'begins with'),
-        (altered(PUSH.encode(), 3, b'\x02'), 'begins with'),
+        (altered(PUSH.encode(), 3, b'\x01'), 'begins with'),
         (altered(PUSH.encode(), 4, b'\xff\xff'), 'kind 65535'),
         (altered(PUSH.encode(), 4, bytes([Kind.ANSWER, 0])), 'kind 17'),
         (PUSH.encode() + b'x', '4 bytes was announced, 5 arrived'),

@@ -15,6 +15,7 @@ from ps_helpers import Worker, World
 
 from dgc.parameter_server import (
     Address,
+    Budget,
     ServerError,
     ServerSettings,
     dual_way,
@@ -22,6 +23,7 @@ from dgc.parameter_server import (
     protocol,
 )
 from dgc.parameter_server.protocol import Kind, Message
+from dgc.parameter_server.server import WorkerSlots
 from dgc.parameter_server.settings import choose_secret, read_key_file, write_key_file
 from dgc.parameter_server.sockets import Service, SocketLink, derive_key
 
@@ -80,7 +82,7 @@ def test_a_worker_without_the_key_is_refused_and_the_others_train_on(theirs, cap
         good.assert_recorded()
         good.optimizer.close()
     assert len(world.notes.updates) == 1
-    assert 'refused a connection: it has another key, or none' in caplog.text
+    assert 'closed a connection of 127.0.0.1: it has another key, or none' in caplog.text
 
 
 def test_a_request_after_the_connection_was_refused_does_not_block():
@@ -111,7 +113,6 @@ def test_messages_that_are_too_long_or_invalid_end_their_connection_only(caplog)
             bad.connect(address.endpoint)
             bad.send(bytes(world.server.max_message_bytes + 1))
             assert not bad.poll(300)
-            bad.send_multipart([b'two', b'frames'])
             bad.send(b'GET / HTTP/1.1')
             assert bad.poll(3000)
             reply = protocol.decode(bad.recv(), protocol.FROM_SERVER)
@@ -123,8 +124,8 @@ def test_messages_that_are_too_long_or_invalid_end_their_connection_only(caplog)
         good.assert_recorded()
         good.optimizer.close()
     assert world.server.version == 1
-    assert 'it has 2 frames' in caplog.text
-    assert 'longer than' in caplog.text and 'are no message' in caplog.text
+    assert 'longer than 4096' in caplog.text and 'something that is no message' in caplog.text
+    assert 'are no message' in caplog.text
 
 
 def test_a_peer_that_requests_and_never_reads_does_not_fill_the_memory():
@@ -132,6 +133,7 @@ def test_a_peer_that_requests_and_never_reads_does_not_fill_the_memory():
     server = SimpleNamespace(
         handle=lambda frame, now, peer: handled.append(peer) or reply,
         max_message_bytes=1 << 21, drained=False, tick=lambda now: None, extend_deadlines=None,
+        budget=Budget(1, 1, 1), workers=WorkerSlots(1), timeout=10.0,
     )  # fmt: skip
     with (
         Service(server, LOOPBACK) as service,
@@ -287,6 +289,30 @@ def test_a_key_file_is_private_and_never_overwritten(tmp_path):
         read_key_file(tmp_path / 'missing')
 
 
+def test_a_key_file_of_another_user_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / 'key'
+    write_key_file(path)
+    mine = os.geteuid()
+    monkeypatch.setattr('dgc.parameter_server.settings.ROOT', -1)
+    monkeypatch.setattr(os, 'geteuid', lambda: mine + 4321)
+    with pytest.raises(ServerError, match=r'key file .* belongs to .*user \d+ in a folder'):
+        read_key_file(path)
+    monkeypatch.setattr('dgc.parameter_server.settings.ROOT', mine)
+    assert len(read_key_file(path)) == 32  # that of root is accepted
+
+
+def test_a_key_file_that_others_could_replace_is_refused(tmp_path):
+    folder = tmp_path / 'keys'
+    folder.mkdir()
+    write_key_file(folder / 'key')
+    for mode in (0o770, 0o707):
+        folder.chmod(mode)
+        with pytest.raises(ServerError, match='can be replaced by others: chmod go-w'):
+            read_key_file(folder / 'key')
+    folder.chmod(0o1777)  # as /tmp, where only its owner may replace a file
+    assert len(read_key_file(folder / 'key')) == 32
+
+
 def test_both_sides_derive_different_pairs():
     assert KEY.server != KEY.worker and KEY != derive_key(bytes(32))
     assert len({*KEY.server, *KEY.worker}) == 4
@@ -318,6 +344,7 @@ def test_an_invalid_address_is_an_error_that_names_the_setting(text):
     [
         ({'timeout': 0.0}, 'timeout must be above 0'),
         ({'timeout': 3.0, 'heartbeat': 2.0}, 'at least 4'),
+        ({'journal': 'sometimes'}, 'none of written, synced, off'),
         ({'bind': 'a:1', 'address': 'a:1'}, 'serves or trains'),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import warm
 
 from tools.cluster import Cluster, keeper, selftest
 from tools.cluster.workers import enter
@@ -33,13 +35,18 @@ def interfaces() -> str:
     return subprocess.run(['ip', '-o', 'link'], capture_output=True, text=True, check=True).stdout
 
 
-def tool(*arguments: str, **options) -> subprocess.Popen:
-    """`python -m tools.cluster`, which handles Ctrl-C even if these tests ignore it."""
+def tool(*arguments: str, cold: bool = False) -> subprocess.Popen:
+    """`python -m tools.cluster`, which handles Ctrl-C even if these tests ignore it.
+
+    Args:
+        cold: With the id of the process that is returned, which the names of machines have.
+    """
     environment = os.environ | {'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'}
+    words = [sys.executable, '-m', 'tools.cluster', *arguments]
     return subprocess.Popen(
-        [sys.executable, '-m', 'tools.cluster', *arguments],
+        words if cold else warm.warmed(words),
         cwd=ROOT,
-        env=environment,
+        env=environment if cold else environment | warm.environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -121,14 +128,14 @@ def test_launchers_start_one_worker_a_node(launcher):
     assert out.splitlines() == [f'{ENGINES[launcher]} 0 2 1 2.0', 'here 10.77.0.1 1']
     lines = err.splitlines()
     assert f'[1] {ENGINES[launcher]} 1 2 1 2.0' in lines and '[1] here 10.77.0.2 1' in lines
-    counted = [line.split() for line in lines if line.split()[:1] == [f'dgc{process.pid}n1']]
-    assert 0.2 < float(counted[0][1]) < 2, err  # megabytes: 50,000 float32 there, and little else
+    (counted,) = re.findall(r'^dgc\d+n1 +([\d.]+) MB', err, re.M)
+    assert 0.2 < float(counted) < 2, err  # megabytes: 50,000 float32 there, and little else
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
 def test_nothing_is_left_however_it_ends(number, tmp_path):
     started = tmp_path / 'pid'
-    process = tool('--nodes', '1', '--', '-c', SLEEP, str(started))
+    process = tool('--nodes', '1', '--', '-c', SLEEP, str(started), cold=True)
     assert wait_for(lambda: started.exists() and started.read_text()), process.communicate()
     worker = int(started.read_text())
     names = [f'dgc{process.pid}n0', f'dgc{process.pid}sw']

@@ -203,7 +203,7 @@ def test_a_single_rank_prints_the_versions(capsys):
 
 
 @pytest.mark.namespaces
-def test_a_slow_node_is_found(tmp_path):
+def test_a_slow_node_is_found(tmp_path, warm_python):
     with Cluster(3, '100mbit', {2: '10mbit'}) as cluster, (tmp_path / 'out').open('w') as file:
         assert cluster.run(['-m', 'tools.preflight'], timeout=120, stdout=file) == 0
     said = (tmp_path / 'out').read_text()
@@ -218,7 +218,7 @@ def test_a_slow_node_is_found(tmp_path):
 
 @pytest.mark.namespaces
 @pytest.mark.horovod
-def test_other_versions_are_refused_with_the_rank(capfd):
+def test_other_versions_are_refused_with_the_rank(capfd, warm_python):
     program = (
         'import os, sys, dgc; from tools.preflight import __main__ as preflight\n'
         'if os.environ["HOROVOD_RANK"] == "1": dgc.__version__ = "0.0.7"\n'

@@ -7,7 +7,7 @@ from launching import BATCH, BIN, DIGITS, EPOCHS, Run, launch, only_run
 from worlds import has_mpi
 
 # Started as users do; the others import torch once for all (tests/warm.py).
-COLD = ('horovodrun --gloo', 'torchrun', 'python')
+COLD = ('horovodrun --gloo', 'python')
 
 
 @pytest.fixture(scope='session')

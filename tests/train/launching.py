@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import re
-import struct
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from typing import Any
 import torch
 import warm
 import worlds
+from event_files import events
 
 ROOT = Path(__file__).parents[2]
 PYTHON = sys.executable
@@ -175,10 +175,9 @@ class Run:
     @property
     def results(self) -> list[dict[str, float]]:
         """The metrics without seconds, which differ from run to run."""
-        return [
-            {name: value for name, value in line.items() if not name.startswith('seconds/')}
-            for line in self.metrics
-        ]
+        from utils.lines import untimed
+
+        return [untimed(line) for line in self.metrics]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -207,18 +206,6 @@ class Run:
         state = torch.load(path, weights_only=True)
         state.pop('manifest', None)  # of which run it is
         return state
-
-
-def events(file: Path) -> list[Any]:
-    """TensorBoard's records: u64 length, u32 checksum, message, u32 checksum."""
-    from tensorboardX.proto.event_pb2 import Event
-
-    raw, found = file.read_bytes(), []
-    while raw:
-        (length,) = struct.unpack('<Q', raw[:8])
-        found.append(Event.FromString(raw[12 : 12 + length]))
-        raw = raw[16 + length :]
-    return found
 
 
 def only_run(runs: Path, done: Done) -> Run:

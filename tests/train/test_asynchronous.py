@@ -137,7 +137,7 @@ def test_killed_workers_and_servers_are_replaced(tmp_path):
 def test_by_hand_a_stopped_server_resumes_and_no_update_is_lost(address, tmp_path):
     """After SIGTERM the server saves and ends with 0, and the workers wait; after --resume all end
     with 0, and no update is missing."""
-    epochs = 8
+    epochs = 5
     settings = [f'--configs.train.num_epochs={epochs}', *QUICK]
     serve = [*server('--serve', address, *settings), '--configs.server.workers=2']
     serve += ['--runs', str(tmp_path / 'runs')]

@@ -7,13 +7,22 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launching import BATCH, BIN, DIGITS, PYTHON, ROOT, SIMULATED, Run, command, environment, here
+import warm
+from launching import BATCH, BIN, DIGITS, PYTHON, ROOT, SIMULATED, Run, command, here, start
+
+from dgc.parameter_server import Address
+from dgc.parameter_server.protocol import FROM_SERVER, Kind, Message, decode
+from tools.faults.server.peer import Peer
+from utils import sealed
 
 FULL = 'cannot be written (No space left on device): make room there'
 WORDS = [*DIGITS, '--configs.train.batch_size', str(BATCH)]
@@ -40,6 +49,14 @@ def fill(folder: Path) -> None:
                     file.write(bytes(size))
             except OSError:
                 pass
+
+
+def until(condition, seconds: float = 180.0) -> None:
+    """Wait for a condition."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, 'it takes too long'
+        time.sleep(0.1)
 
 
 def check_whole(run: Run, epochs: int, size: int) -> None:
@@ -82,10 +99,8 @@ def test_a_disk_that_is_full_at_the_start_is_refused(small):
 def test_a_disk_that_fills_up_under_the_curves_does_not_hang(small):
     """In a process of its own: the thread of tensorboardX ended, and training waited for it."""
     arguments = ['train.py', *DIGITS, '--configs.train.num_epochs', '300', '--runs', str(small)]
-    process = subprocess.Popen(
-        [PYTHON, *arguments], cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+    pipe = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT, 'text': True}
+    process = start([PYTHON, *arguments], **pipe)
     try:
         before = next(line for line in process.stdout if line.startswith('epoch 1:'))
         fill(small)
@@ -107,8 +122,8 @@ def test_all_ranks_of_a_launcher_end(trained, tmp_path):
     largest = max(path.stat().st_size for path in folder.glob('*.*')) // 1024 + 8
     words = [BIN / 'torchrun', '--standalone', '--nproc-per-node', '2', 'train.py', *WORDS]
     words += ['--suffix', '.x', '--runs', tmp_path / 'runs', '--resume']
-    line = ' '.join(map(str, [*words, '--configs.train.num_epochs=9']))
-    done = command(['bash', '-c', f'ulimit -f {largest}; exec {line}'], cold=True)
+    line = ' '.join(warm.warmed(list(map(str, [*words, '--configs.train.num_epochs=9']))))
+    done = command(['bash', '-c', f'ulimit -f {largest}; exec {line}'])
     assert done.code != 0
     (complaint,) = done.complaints
     assert 'cannot be written (File too large): make room there' in complaint
@@ -132,3 +147,59 @@ def test_output_that_cannot_be_written_ends_with_a_code_and_no_traceback(code, e
             check=False,
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (expected, '')
+
+
+def version(address: Address) -> int:
+    """The number of updates that a server has made."""
+    peer = Peer(address)
+    try:
+        peer.send(Message(Kind.HELLO, 1, 1).encode())
+        return decode(peer.receive(), FROM_SERVER).version
+    finally:
+        peer.close()
+
+
+def last_checkpoint(runs: Path) -> int:
+    """The updates in the last checkpoint of a server, which is whole."""
+    path = max(runs.glob('*/checkpoints/server.u*.pth'))
+    return int(sealed.read(path)['version'])
+
+
+@pytest.mark.slow
+def test_a_server_whose_disk_is_full_trains_on_and_says_so_once(small, tmp_path):
+    with socket.socket() as one:
+        one.bind(('127.0.0.1', 0))
+        address = Address(*one.getsockname())
+    log = tmp_path / 'log'
+    words = ['--configs', 'configs/digits/cnn.py', 'configs/dgs/dgs.py', '--devices', 'cpu']
+    words += ['--configs.train.num_epochs=1000', '--configs.server.heartbeat=0.5']
+    serve = ['--serve', str(address), '--configs.server.workers=1', '--runs', str(small)]
+    serve += ['--configs.server.checkpoint_seconds=0.5']
+    work = [f'--configs.server.address={address}']
+    with log.open('ab') as file:
+        processes = [
+            start([sys.executable, 'train.py', *words, *each], stdout=file, stderr=file)
+            for each in (serve, work)
+        ]
+    try:
+        until(lambda: 'epoch 0:' in log.read_text())
+        fill(small)
+        until(lambda: 'training goes on without checkpoints' in log.read_text())
+        first = version(address)
+        until(lambda: version(address) > first + 100)  # two epochs and more
+        saved = last_checkpoint(small)
+        subprocess.run(['mount', '-o', 'remount,size=64m', small], check=True)
+        until(lambda: 'checkpoints go on' in log.read_text())
+        processes[0].send_signal(signal.SIGTERM)
+        assert processes[0].wait(60) == 0
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert last_checkpoint(small) > first + 100 > saved
+    told = log.read_text()
+    assert told.count('training goes on without checkpoints') == 1 and 'Traceback' not in told
+    (folder,) = small.glob('*.np1')
+    metrics = Run(folder).metrics
+    made = last_checkpoint(small) // metrics[0]['updates']
+    assert [line['epoch'] for line in metrics] == list(range(made)) and made > 1

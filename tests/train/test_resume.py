@@ -269,7 +269,11 @@ def best_of(run: Run) -> dict[str, float]:
 def test_a_run_evaluates_itself(straight):
     words = [*DIGITS, *BATCH, '--runs', straight.folder.parent, '--evaluate']
     before = straight.checkpoints
-    assert evaluated(here(*words, *SIMULATED, '2')) == best_of(straight)
+    done = here(*words, *SIMULATED, '2')
+    assert evaluated(done) == best_of(straight)
+    best = max(straight.metrics, key=lambda line: line['acc/test_top1'])['epoch']
+    said = f'evaluates {straight.folder}, epoch {best}, the best so far ('
+    assert said in done.output and f'/checkpoints/e{best:04d}.r0of2.pth)' in done.output
     assert straight.checkpoints == before
     assert len(list(straight.folder.parent.iterdir())) == 1  # it leaves nothing
 

@@ -19,12 +19,18 @@ STOP = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    'launcher', ['torchrun', pytest.param('horovodrun --gloo', marks=pytest.mark.horovod)]
+    ('launcher', 'step', 'limit'),
+    [
+        ('torchrun', 40, None),  # once there are enough calls to compute a limit from
+        pytest.param('horovodrun --gloo', 3, 5, marks=pytest.mark.horovod),
+    ],
 )
-def test_a_rank_that_stops_for_good_ends_the_run_with_its_name(launcher, tmp_path):
-    """failures row 14: SIGSTOP in the third step; 30 minutes of silence until torch gave up."""
+def test_a_rank_that_stops_for_good_ends_the_run_with_its_name(launcher, step, limit, tmp_path):
+    """failures row 14: SIGSTOP in a step; 30 minutes of silence until torch gave up."""
     words = [*LAUNCHERS[launcher], 'train.py', *stack(tmp_path, STOP)]
-    words += ['--configs.engine.warning_seconds', '2', '--configs.engine.abort_seconds', '5']
+    model = tmp_path / 'unlucky.py'
+    model.write_text(model.read_text().replace('self.step == 3', f'self.step == {step}'))
+    words += ['--configs.engine.warning_seconds', '2', '--configs.engine.abort_seconds', str(limit)]
     pipe = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT, 'text': True}
     process = start(words, **pipe, start_new_session=True)
     lines, stopped = [], 0
@@ -44,6 +50,7 @@ def test_a_rank_that_stops_for_good_ends_the_run_with_its_name(launcher, tmp_pat
     place = r'rank 0 has waited (\d+) s in \w+ of bucket \S.* for rank 1, which does not answer'
     warnings = [line for line in lines if re.match(place, line)]
     assert re.match(place, warnings[0])[1] == '2', output
+    assert f'ends after {limit or 8} s (configs.engine.abort_seconds)' in warnings[0]
     (line,) = [line for line in lines if line.startswith('train.py:')]
     assert re.match(f'train.py: {place}.*: given up', line), output
     assert '--resume continues' in line

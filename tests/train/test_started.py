@@ -20,7 +20,8 @@ MARKS = {
     'mpirun': [pytest.mark.horovod, pytest.mark.mpi],
 }
 KEYS = {
-    *('epoch', 'samples', 'lr', 'ratio', 'loss/train', 'acc/test_top1', 'acc/test_top5'),
+    *('epoch', 'samples', 'steps', 'lr', 'ratio', 'loss/train', 'acc/test_top1', 'acc/test_top5'),
+    *('norm/residual', 'ranks'),
     *(
         f'seconds/{phase}'
         for phase in ('train', 'compute', 'compress', 'communicate', 'wait', 'save')

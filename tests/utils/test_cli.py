@@ -17,7 +17,7 @@ from dgc.engines import EngineError
 from dgc.parameter_server import ServerError
 from utils.agree import agreed
 from utils.checkpoint import CheckpointError
-from utils.cli import PATIENCE, Refused, Stopped, parse_arguments
+from utils.cli import PATIENCE, Refused, Stopped, give_up, parse_arguments
 from utils.config import ConfigError
 from utils.failures import report
 from utils.files import WriteError
@@ -228,3 +228,13 @@ def test_the_end_of_training_is_agreed_like_bad_input():
 def test_errors_of_the_engine_pass_through():
     with pytest.raises(EngineError, match='gone'):
         refusals({0: EngineError('gone')}, 1)
+
+
+def test_torchrun_is_told_the_line_that_says_why(tmp_path, monkeypatch, capsys):
+    """Its own report then ends with it, in place of a hint at its documentation."""
+    monkeypatch.setenv('TORCHELASTIC_ERROR_FILE', str(tmp_path / 'error.json'))
+    assert give_up(2, 'no such setting', prints=True) == 2
+    told = json.loads((tmp_path / 'error.json').read_text())
+    assert told['message']['message'] == 'train.py: no such setting'
+    assert int(told['message']['extraInfo']['timestamp']) > 0
+    assert capsys.readouterr().err == 'train.py: no such setting\n'

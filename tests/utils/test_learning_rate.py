@@ -137,3 +137,20 @@ def test_resuming_follows_what_is_configured_now_not_then():
 def test_resuming_says_nothing(recwarn):
     rate_of(CosineAnnealingLR, warmup=1, T_max=4).resume(4 * STEPS)
     assert [str(warning.message) for warning in recwarn] == []
+
+
+@pytest.mark.parametrize(
+    ('scheduler', 'options'),
+    [
+        (None, {}),
+        (CosineAnnealingLR, {'T_max': 4, 'eta_min': 0.1}),
+        (MultiStepLR, {'milestones': [1, 3]}),
+        (torch.optim.lr_scheduler.ExponentialLR, {'gamma': 0.9}),
+    ],
+)
+def test_a_factor_multiplies_every_rate_and_changes_no_schedule(scheduler, options):
+    plain, lowered = (rate_of(scheduler, warmup=2, **options) for _ in range(2))
+    lowered.factor = 0.25
+    lowered.resume(7)
+    expected = rates(plain, range(6 * STEPS))
+    assert rates(lowered, range(7, 6 * STEPS)) == [rate / 4 for rate in expected[7:]]

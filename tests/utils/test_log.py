@@ -7,12 +7,14 @@ import os
 from types import SimpleNamespace
 
 import pytest
+from event_files import events
 
 from utils.checkpoint import Checkpoints, Position
 from utils.curves import Curves
 from utils.files import WriteError, replacing
+from utils.lines import untimed
 from utils.log import Metrics, RunLog, environment
-from utils.progress import closing_table
+from utils.progress import bytes_row, closing_table
 
 
 def parts(rank: int = 0) -> SimpleNamespace:
@@ -45,6 +47,27 @@ def test_a_line_an_epoch_with_the_samples_of_all_workers(tmp_path, capsys):
         'epoch 0: loss/train 1.5, acc/test_top1 0',
         'epoch 1: loss/train 1.5, acc/test_top1 10',
     ]
+
+
+def test_the_numbers_of_ranks_are_in_the_line_and_not_in_curves(tmp_path):
+    log = RunLog(tmp_path, parts())
+    log.epoch(0, {'acc/test_top1': 1.0}, {'bytes/sent': [1.0, 2.0]})
+    log.close()
+    (line,) = Metrics(tmp_path / 'metrics.jsonl').read()
+    assert line['ranks'] == {'bytes/sent': [1.0, 2.0]}
+    assert untimed({'a': 1, 'seconds/x': 2, 'ranks': {'seconds/x': [2], 'b': [3]}}) == {
+        'a': 1, 'ranks': {'b': [3]},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(('axis', 'points'), [('samples', {32, 320}), ('steps', {1, 10})])
+def test_curves_are_against_samples_or_steps(tmp_path, axis, points):
+    log = RunLog(tmp_path, parts(), axis=axis)
+    log.step('loss/train', 1.0, 0)
+    log.epoch(0, {'acc/test_top1': 1.0})
+    log.close()
+    (file,) = tmp_path.glob('events.*')
+    assert {e.step for e in events(file) if e.summary.value and e.step} == points
 
 
 def test_other_ranks_leave_nothing(tmp_path, capsys):
@@ -102,6 +125,27 @@ def test_a_damaged_line_of_metrics_is_skipped_with_a_warning(tmp_path, caplog, l
     assert f'{path}: line 2 is damaged' in caplog.text
     write(tmp_path, range(2, 3), 2)
     assert epochs(tmp_path) == [0, 1, 2]
+
+
+def test_the_closing_table_names_the_report_and_the_best_model(tmp_path, capsys):
+    checkpoints = Checkpoints(tmp_path / 'run/checkpoints')
+    for epoch in range(2):
+        checkpoints.save(Position(epoch + 1), {})
+    checkpoints.finish(Position(2), best_epoch=0)
+    numbers = {'epoch': 0, 'acc': 50.0, 'ratio': 0.1, 'bytes/sent': 10, 'bytes/dense': 275}
+    numbers |= {f'seconds/{name}': 1 for name in ('train', 'compute', 'compress', 'communicate')}
+    path = tmp_path / 'run/metrics.jsonl'
+    path.write_text(json.dumps(numbers | {'seconds/wait': 1}) + '\n')
+    configs = SimpleNamespace(train=SimpleNamespace(metric='acc'))
+    closing_table(tmp_path / 'run', configs, SimpleNamespace(rank=0))
+    said = capsys.readouterr().out
+    assert '27.5× fewer bytes' in said
+    assert f'python -m tools.report {tmp_path}' in said
+    assert f'{tmp_path}/run/checkpoints/e0000.r0of1.pth' in said
+
+
+def test_local_steps_without_an_outer_step_have_sent_nothing():
+    assert bytes_row({'bytes/sent': 0, 'bytes/dense': 100}).startswith('none: there were fewer')
 
 
 def test_the_closing_table_skips_lines_without_its_numbers(tmp_path, capsys):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 ROOT = Path(__file__).parents[2]
 BLOCK = """
@@ -17,6 +19,7 @@ class Blocked:
         if name.partition('.')[0] in {blocked}:
             raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)
 
+assert not {blocked} & set(sys.modules), 'already imported'
 sys.meta_path.insert(0, Blocked())
 """
 TRAIN = """
@@ -29,8 +32,9 @@ runpy.run_path('train.py', run_name='__main__')
 
 def run(blocked: set[str], code: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, '-c', BLOCK.format(blocked=blocked) + code],
-        cwd=ROOT, capture_output=True, text=True, timeout=200, check=False,
+        warm.warmed([sys.executable, '-c', BLOCK.format(blocked=blocked) + code]),
+        cwd=ROOT, env=os.environ | warm.environment(), capture_output=True, text=True, timeout=200,
+        check=False,
     )  # fmt: skip
 
 

@@ -185,10 +185,23 @@ def fingerprint(state: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(name, sealed.checksum(tensor)) for name, tensor in sealed.tensors(dict(state))]
 
 
-def trials(originals: Path, model: nn.Module, count: int, seed: int) -> Iterator[tuple[str, str]]:
-    """Damage copies of a folder of checkpoints; yields the kind of each, and what was wrong."""
+def trials(
+    originals: Path, model: nn.Module, count: int, seed: int, first: int = 0
+) -> Iterator[tuple[int, str, str]]:
+    """Damage copies of a folder of checkpoints.
+
+    Args:
+        originals: The folder, which stays as it is.
+        model: Whose checkpoints they are.
+        count: Of trials.
+        seed: Of what is drawn.
+        first: The number of trials that are left out.
+
+    Yields:
+        The number of the trial, the kind of damage, and what was wrong, '' for nothing.
+    """
     kinds = list(KINDS.items())
-    for number in range(count):
+    for number in range(first, count):
         kind, damage = kinds[number % len(kinds)]
         draw = random.Random(f'{seed} {number}')
         with TemporaryDirectory(prefix='faults') as name:
@@ -199,4 +212,4 @@ def trials(originals: Path, model: nn.Module, count: int, seed: int) -> Iterator
                 wrong = judge(folder, model, damaged, originals)
             except Exception as error:
                 wrong = f'{type(error).__name__}: {error}'
-            yield kind, wrong and f'{wrong} ({number}: {damaged.files})'
+            yield number, kind, wrong and f'{wrong} ({number}: {damaged.files})'

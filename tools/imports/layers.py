@@ -37,6 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ('dgc.parameter_server', 'dgc.algorithms'),
     ('dgc.optimizer', 'dgc.local_steps', 'dgc.hooks'),
+    ('dgc.elastic',),
     ('dgc',),
     # The application.
     ('models', 'datasets'),
@@ -53,5 +54,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 LIBRARIES: dict[str, tuple[str, ...]] = {
     'horovod': ('dgc.engines',),
     'torch.distributed': ('dgc.engines', 'dgc.hooks'),
+    'torchft': ('dgc.engines',),
     'zmq': ('dgc.parameter_server.sockets',),
 }

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from dgc import Engine, NonFiniteGradientError, engines
@@ -46,9 +47,10 @@ from utils.build import (
 )
 from utils.checks import build_composition, check_asynchronous
 from utils.cli import Refused
-from utils.config import ConfigError
+from utils.config import Config, ConfigError
 from utils.data import Until, build_datasets
 from utils.failures import report
+from utils.log import EMPTY
 from utils.progress import STEPS_BETWEEN_LOSSES, say
 from utils.search import Search
 from utils.seeding import seed_everything
@@ -68,6 +70,10 @@ HOW_TO_START = (
 class ParameterServer:
     """Under a launcher, rank 0 serves and the others train. Started by hand, a process serves if it
     has an address to bind, and trains if it has the address of a server."""
+
+    def workers(self, configs: Config, processes: int) -> int:
+        """Return the number of workers: a launcher's processes but the one that serves."""
+        return int(configs.server.workers or max(processes - 1, 1))
 
     def run(self, experiment: Experiment) -> int:
         """Run this process: the server, or one worker; returns the exit code."""
@@ -205,6 +211,7 @@ def evaluate(experiment: Experiment, datasets: Datasets, engine: Engine) -> None
         saved = Search(engine, device, source, evaluate=True).last(parts.model)
         assert saved is not None
         parts.model.load_state_dict(saved.model())
+    say(engine, f'evaluates {saved.about}')
     for name, value in experiment.evaluate(parts, configs).items():
         say(engine, f'[{name}] = {value:.2f}')
 
@@ -290,7 +297,12 @@ class WorkerLog:
         if len(self._losses) == STEPS_BETWEEN_LOSSES:
             self._report()
 
-    def epoch(self, epoch: int, numbers: Mapping[str, float]) -> None:
+    def histogram(self, name: str, values: Tensor, step: int) -> None:
+        """Drop it: workers write no files."""
+
+    def epoch(
+        self, epoch: int, numbers: Mapping[str, float], ranks: Mapping[str, list[float]] = EMPTY
+    ) -> None:
         """Send the remaining losses. The other numbers are of one worker, and are dropped."""
         if self._losses:
             self._report()

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 import secrets
 import signal
 import sys
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from dgc import Engine
 from dgc.handshake import gather_text
+from dgc.parameter_server import WorkerOptimizer
 from utils.agree import agreed
 from utils.build import Parts
-from utils.checkpoint import Checkpoints, Position
+from utils.checkpoint import Checkpoints, Position, not_finite
 from utils.cli import Stopped
 from utils.config import Config
 from utils.log import RunLog
+from utils.norms import exploded, norm
 from utils.progress import EpochHooks, EpochMeters
 from utils.sealed import snapshot
 from utils.search import Saved
 from utils.seeding import random_state, set_random_state
 from utils.training.stopping import SIGNALS, Agreement, StopSignals, exit_code
+
+log = logging.getLogger(__name__)
 
 
 class Preempted(Exception):
@@ -45,22 +53,47 @@ class Writer:
 
     Args:
         checkpoints: Where to.
+        model: Whose state it is. What it is built with, such as the -inf of a mask, need not be
+            finite.
+        norm: Of the weights in the checkpoint that training continues from; None for none.
     """
 
-    def __init__(self, checkpoints: Checkpoints) -> None:
+    def __init__(self, checkpoints: Checkpoints, model: nn.Module, norm: float | None) -> None:
         self.checkpoints = checkpoints
+        self._infinite = not_finite(model.state_dict())
+        self._weights = [name for name, _ in model.named_parameters() if name not in self._infinite]
+        self._norm = norm
         self._pool = ThreadPoolExecutor(1, thread_name_prefix='dgc-checkpoint')
-        self._pending: Future[None] | None = None
+        self._pending: Future[float] | None = None
 
     def start(self, position: Position, state: dict[str, Any]) -> None:
         """Begin to write ``state``, a copy which is changed by no other thread."""
-        self._pending = self._pool.submit(self.checkpoints.save, position, state)
+        self._pending = self._pool.submit(self._write, position, state)
 
-    def wait(self) -> None:
-        """Wait for the file. Raises WriteError where it cannot be written."""
+    def _write(self, position: Position, state: dict[str, Any]) -> float:
+        """Write a checkpoint; returns the norm of its weights, NaN where they are not finite."""
+        model = state['model']
+        is_finite = not_finite(model) <= self._infinite
+        value = norm(model, self._weights) if is_finite else math.nan
+        self.checkpoints.save(position, state, (value, self._norm))
+        return value
+
+    def wait(self) -> float | None:
+        """Wait for the file. Raises WriteError where it cannot be written.
+
+        Returns:
+            The norm of its weights; None where no file is pending.
+        """
         pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+        return None if pending is None else pending.result()
+
+    def accept(self, value: float) -> None:
+        """Compare later checkpoints with this norm."""
+        self._norm = value
+
+    def has_exploded(self, value: float) -> bool:
+        """Whether weights of this norm are never gone on from."""
+        return exploded(value, self._norm, self.checkpoints.most_growth)
 
     @property
     def has_failed(self) -> bool:
@@ -93,6 +126,7 @@ class Saver(EpochHooks):
         signals: Ask for the end of the run.
         saved: The checkpoint that training continues from; None for a new run.
         first: Its position in steps of this run.
+        checks: Called with the position after each step, before anything is saved.
     """
 
     def __init__(
@@ -104,9 +138,13 @@ class Saver(EpochHooks):
         signals: StopSignals,
         saved: Saved | None,
         first: Position,
+        checks: Sequence[Callable[[Position], None]] = (),
     ) -> None:
         engine = parts.engine
-        self._parts, self._log, self._signals = parts, log, signals
+        self._parts, self._log, self._signals, self._checks = parts, log, signals, checks
+        assert not isinstance(parts.optimizer, WorkerOptimizer)  # that of a parameter server
+        self._optimizer = parts.optimizer
+        self._waits_for_skips = configs.rollback.after_skips is not None
         self._every_steps = configs.checkpoint.every_steps
         self._every_minutes = configs.checkpoint.every_minutes
         self._epochs, self.first_step = first
@@ -114,11 +152,14 @@ class Saver(EpochHooks):
         self._best = None if saved is None else saved.best
         self._best_epoch = None if saved is None else saved.best_epoch
         start = draw_start(engine, parts.device)
-        self.checkpoints = Checkpoints(folder / 'checkpoints', engine.rank, engine.size, start)
+        most = configs.checkpoint.most_growth
+        own = folder / 'checkpoints', engine.rank, engine.size, start, most
+        self.checkpoints = Checkpoints(*own)
         with agreed(engine, parts.device, Stopped):
             self.checkpoints.remove_partial()
             self.checkpoints.record_best(self._best_epoch)
-        self._writer = Writer(self.checkpoints)
+        self._writer = Writer(self.checkpoints, parts.model, None if saved is None else saved.norm)
+        self._exploded: Position | None = None  # the last checkpoint that is never gone on from
         self._agreement = Agreement(engine, parts.device)
         self._unfinished: tuple[Position, int | None] | None = None
         self._last = time.monotonic()
@@ -141,14 +182,19 @@ class Saver(EpochHooks):
         Raises:
             Preempted: On all ranks, after a signal to one of them.
             Stopped: On all ranks, where one cannot write its files.
+            RolledBack, AgreementError: On all ranks, by the checks.
         """
+        position = Position(self._epochs, meters.step)
+        for check in self._checks:
+            check(position)
         is_last = meters.step == len(self._parts.loaders['train'])
         saves = bool(self._every_steps) and self._parts.optimizer.steps % self._every_steps == 0
-        position = Position(self._epochs, meters.step)
         number = 0
         if self._agreement.is_due() or is_last:
             number, is_time = self._agree()
             saves |= is_time
+        # Training may go back to before the steps that are being skipped.
+        saves &= not (self._waits_for_skips and self._optimizer.skips > 0)
         if number or (saves and not is_last):  # which the end of the epoch saves
             self._save(position, meters)
         if number:
@@ -219,6 +265,20 @@ class Saver(EpochHooks):
         self._last = time.monotonic()
         self._seconds += time.perf_counter() - start
 
+    def replace(self, saved: Saved, position: Position) -> None:
+        """Write a checkpoint anew, with what a rollback has changed in it. A collective.
+
+        It is left where it is after another number of ranks, each of which has a file.
+        """
+        if saved.size != self._parts.engine.size or saved.position != position:
+            return
+        state = {name: value for name, value in saved.state.items() if name != 'manifest'}
+        manifest = saved.state.get('manifest', {})
+        norms = [manifest.get(name) for name in ('norm', 'norm_before')]
+        with agreed(self._parts.engine, self._parts.device, Stopped):
+            self.checkpoints.save(position, state, norms)
+            self.checkpoints.finish(position, self._best_epoch)
+
     def seconds(self) -> float:
         """The seconds for which saving has held up training since the last call."""
         seconds, self._seconds = self._seconds, 0.0
@@ -238,12 +298,32 @@ class Saver(EpochHooks):
         """
         if self._unfinished is None:
             return
-        unfinished, self._unfinished = self._unfinished, None
+        (position, best_epoch), self._unfinished = self._unfinished, None
         engine, device = self._parts.engine, self._parts.device
+        value = None
         with agreed(engine, device, Stopped):  # a disk may be full on one machine
-            self._writer.wait()
+            value = self._writer.wait()
+        if value is None:  # ``has_saved`` has waited, after an error
+            return
+        # Local steps have weights of their own on each rank.
+        bad = torch.tensor([float(self._writer.has_exploded(value))], device=device)
+        if engine.all_reduce(bad) > 0:
+            self._keep_aside(position, value)
+            return
+        self._writer.accept(value)
         with agreed(engine, device, Stopped):
-            self.checkpoints.finish(*unfinished)
+            self.checkpoints.finish(position, best_epoch)
+
+    def _keep_aside(self, position: Position, value: float) -> None:
+        """Keep the last good checkpoints, and one whose weights have exploded: the latest."""
+        if self._exploded is not None:
+            self.checkpoints.discard(self._exploded)
+        self._exploded = position
+        log.warning(
+            'the checkpoint %s is never gone on from: its weights have exploded or are not finite '
+            '(their norm on rank %d is %.3g)',
+            *(position, self._parts.engine.rank, value),
+        )
 
     def _stop(self, number: int, position: Position) -> None:
         """End training on all ranks, with the checkpoint of ``position``."""

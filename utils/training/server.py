@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,10 +15,9 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from dgc.engines import LocalEngine
-from dgc.parameter_server import Address, Asynchronous, Budget, Server, ServerSettings
+from dgc.parameter_server import Address, Asynchronous, Budget, Entry, Server, ServerSettings
 from dgc.parameter_server.model import FloatBuffers
 from dgc.parameter_server.sockets import Service, derive_key
-from utils import sealed
 from utils.build import (
     Evaluated,
     build_evaluation_loaders,
@@ -26,18 +26,24 @@ from utils.build import (
     check_meters,
     check_metric,
     common,
+    lengths,
 )
-from utils.checkpoint import CheckpointError, Checkpoints, Position, load_whole
+from utils.checkpoint import CheckpointError, Checkpoints, Position
 from utils.checks import build_composition
+from utils.facts import write_facts
 from utils.folder import check_writable, prepare_folder
-from utils.log import environment
+from utils.log import environment, hparams_of
 from utils.seeding import seed_everything
+from utils.training import generations
+from utils.training.disk import Disk
 from utils.training.experiment import Experiment
+from utils.training.generations import Generations
 from utils.training.server_log import ServerLog, closing_table
 from utils.training.stopping import SIGNALS
 
-STATE = 'server.pth'  # in the folder of checkpoints: what a restarted server continues from
 MAX_PENDING_EVALUATIONS = 2  # each holds a copy of the model
+JOURNAL_BYTES = 2**28  # after which a checkpoint is written, or after so many models' bytes:
+JOURNAL_MODELS = 16
 
 
 class ServerProcess:
@@ -76,7 +82,15 @@ class ServerProcess:
         self._model = configs.model.build()
         loader, _ = build_train_loader(configs, datasets, 0, workers, torch.device('cpu'))
         updates_per_epoch = len(loader) * workers
-        self._log = ServerLog(updates_per_epoch, self._end_epoch)
+        self._facts = {
+            'workers': workers,
+            'engine': 'parameter server',
+            'samples': lengths(datasets),
+            'updates_per_epoch': updates_per_epoch,
+            'samples_per_update': loader.batch_size,
+        }
+        self._disk = Disk()
+        self._log = ServerLog(updates_per_epoch, self._end_epoch, self._disk, self._journal)
         self._server = Server(
             build_optimizer(configs, self._model, workers=1),
             self._model.named_parameters(),
@@ -86,17 +100,20 @@ class ServerProcess:
             common(configs, datasets),
             self._log,
             settings.timeout,
+            settings.max_norm_ratio,
         )
         self._folder = (experiment.earlier if experiment.resumes else experiment.folder)(workers)
         self._checkpoints = Checkpoints(self._folder / 'checkpoints')
-        self._seconds = self._load_checkpoint() if experiment.resumes else 0.0
+        self._source = self._find_source() if experiment.resumes else None
+        self._good: int | None = None  # the checkpoint that it was restored from, in this folder
+        self._seconds = self._load_checkpoint()
         self._evaluator = Evaluator(experiment, datasets, self._model)
         check_meters(configs, self._evaluator.parts)
         self._pending: list[Future[None]] = []
         self._last_save = time.monotonic()
         self._stopped = False
         key = derive_key(secret) if secret else None
-        self._service = Service(self._server, address, key, settings.patience)
+        self._service = Service(self._server, address, key, settings.patience, settings.connections)
         self.address = self._service.address
 
     def run(self) -> None:
@@ -107,6 +124,7 @@ class ServerProcess:
         with self._service as service:
             service.run(self._between_messages)
         self._save()
+        self._generations.close()
         self._log.close()
         self._claim.close()
         if self._server.finished:
@@ -114,18 +132,35 @@ class ServerProcess:
             epochs = [line for line in self._log.metrics.read() if metric in line]
             print(closing_table(epochs, self._folder, metric), flush=True)
 
-    def _load_checkpoint(self) -> float:
-        """Restore the server; returns the seconds that the run has taken so far."""
+    def _find_source(self) -> Path | None:
+        """The folder with the checkpoints to go on from; None to begin from the start."""
         source = self._experiment.source(self._folder)
         folder = source if source.name == 'checkpoints' else source / 'checkpoints'
-        path = folder / STATE
-        if not path.is_file() and self._experiment.is_auto:
+        if generations.exists(folder):
+            return folder
+        if self._experiment.is_auto:
+            return None
+        raise CheckpointError(f'there is no {folder}/server.*.pth: --resume RUN names the run of a '
+                              'server')  # fmt: skip
+
+    def _load_checkpoint(self) -> float:
+        """Restore the server; returns the seconds that the run has taken so far."""
+        if self._source is None:
             return 0.0
-        if not path.is_file():
-            raise CheckpointError(f'there is no {path}: --resume RUN names the run of a server')
-        state = load_whole(path, 'start without --resume')
+        state, version = generations.newest(self._source)
         self._server.load_state_dict(state)
+        if self._source == self._checkpoints.folder:
+            self._good = version
         return float(state['seconds'])
+
+    def _replay(self) -> None:
+        """Apply the updates that were acknowledged after the checkpoint."""
+        begin = self._server.version
+        for entry in generations.journaled(self._source, begin) if self._source else ():
+            self._server.replay(entry)
+        if self._server.version > begin:
+            print(f'{self._server.version - begin} updates after {begin} are in the journal',
+                  flush=True)  # fmt: skip
 
     def _open_folder(self) -> None:
         """Prepare the run folder, with a first checkpoint, and print what is served."""
@@ -134,9 +169,14 @@ class ServerProcess:
         configs = self._experiment.configs
         self._claim = prepare_folder(self._folder, configs, about, moves_aside=not continues)
         numel = sum(self._server.model.numels)
+        write_facts(self._folder, configs, {**self._facts, 'parameters': numel})
         version = self._server.version if continues else None
-        self._log.open(self._folder, numel, version, self._seconds)
+        settings = {**hparams_of(configs), 'workers': self._workers}
+        self._log.open(self._folder, numel, version, self._seconds, settings)
         check_writable(self._checkpoints.folder, 0)
+        mode = self._settings.journal
+        self._generations = Generations(self._checkpoints.folder, mode, self._disk, self._good)
+        self._replay()
         self._save()
         memory = 4 * numel * (2 + 2 * self._workers)  # θ, scratch; per worker a record and a reply
         print(
@@ -151,22 +191,34 @@ class ServerProcess:
 
     def _between_messages(self) -> bool:
         """Save from time to time and re-raise errors of evaluations; returns whether to go on."""
-        if time.monotonic() - self._last_save > self._settings.checkpoint_seconds:
-            self._save()
+        seconds = time.monotonic() - self._last_save
+        model_bytes = 4 * sum(self._server.model.numels)
+        most = max(JOURNAL_BYTES, JOURNAL_MODELS * model_bytes)
+        is_long = self._generations.journal_bytes > most
+        if is_long or seconds > self._settings.checkpoint_seconds:
+            state, manifest = self._state()
+            with self._disk.tolerated(self._checkpoints.folder):
+                self._generations.save(state, manifest)
         if any(pending.done() for pending in self._pending):
             self._pending.pop(0).result()
         return not self._stopped
 
     def _save(self) -> None:
-        """Write a checkpoint, after all earlier epochs are in metrics.jsonl: a resumed run does not
-        evaluate them again."""
+        """Write a checkpoint. Raises WriteError."""
+        self._generations.save(*self._state())
+
+    def _state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What a checkpoint holds and its manifest, after all earlier epochs are in metrics.jsonl:
+        a resumed run does not evaluate them again."""
         while self._pending:
             self._pending.pop(0).result()
         self._log.flush()
         state = {**self._server.state_dict(), 'seconds': self._log.seconds}
-        manifest = {'run': self._folder.name, 'updates': self._server.version}
-        sealed.write(state, manifest, self._checkpoints.folder / STATE)
         self._last_save = time.monotonic()
+        return state, {'run': self._folder.name, 'updates': self._server.version}
+
+    def _journal(self, entry: Entry) -> None:
+        self._generations.append(entry)
 
     def _end_epoch(self, epoch: int, numbers: dict[str, float]) -> None:
         """Evaluate a copy of the model on another thread, while workers train on.
@@ -187,8 +239,9 @@ class ServerProcess:
             model = self._evaluator.model.state_dict()
             best = None if name is None else max([numbers[name], *before])
             position = Position(epoch + 1)
-            self._checkpoints.save(position, {'model': model, 'epoch': epoch, 'best': best})
-            self._checkpoints.finish(position, epoch if improved else None)
+            with self._disk.tolerated(self._checkpoints.folder):
+                self._checkpoints.save(position, {'model': model, 'epoch': epoch, 'best': best})
+                self._checkpoints.finish(position, epoch if improved else None)
 
         self._pending.append(self._evaluator.submit(finish))
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-from dgc.parameter_server import Observer, Update
+from dgc.parameter_server import Entry, Observer, Update
 from utils.curves import Curves
-from utils.files import replacing, saving
-from utils.log import Metrics
-from utils.progress import best_row
+from utils.files import replacing
+from utils.log import NO_SETTINGS, Metrics
+from utils.progress import best_row, where_to_look
+from utils.training.disk import Disk
 
 UPDATES_BETWEEN_POINTS = 20
 HEADER = 'update,seconds,place,staleness,received,sent,elements\n'
@@ -30,7 +31,8 @@ class Sums:
         self.received = 0
         self.sent = 0
         self.elements = 0
-        self.losses: list[float] = []
+        self.losses = 0  # reported by workers
+        self.loss = 0.0  # their sum
 
     def add(self, update: Update) -> None:
         """Add one update."""
@@ -40,6 +42,11 @@ class Sums:
         self.received += update.received
         self.sent += update.sent
         self.elements += update.elements
+
+    def add_losses(self, values: list[float]) -> None:
+        """Add training losses."""
+        self.losses += len(values)
+        self.loss += sum(values)
 
     def numbers(self, numel: int) -> dict[str, float]:
         """The sums by their names in metrics.jsonl.
@@ -52,7 +59,7 @@ class Sums:
         """
         updates = max(self.updates, 1)
         return {
-            **({'loss/train': sum(self.losses) / len(self.losses)} if self.losses else {}),
+            **({'loss/train': self.loss / self.losses} if self.losses else {}),
             'staleness/mean': self.staleness / updates,
             'staleness/max': self.max_staleness,
             'bytes/received': self.received,
@@ -69,11 +76,21 @@ class ServerLog(Observer):
         updates_per_epoch: Updates of all workers in an epoch.
         end_epoch: Called with an epoch and its numbers when it has ended. They are passed to
             ``write`` once the model has been evaluated.
+        disk: Where writing may fail: rows and points are lost then, the lines of epochs are written
+            later.
+        journal: Called with each update before it is acknowledged; None for no journal.
     """
 
     def __init__(
-        self, updates_per_epoch: int, end_epoch: Callable[[int, dict[str, float]], None]
+        self,
+        updates_per_epoch: int,
+        end_epoch: Callable[[int, dict[str, float]], None],
+        disk: Disk | None = None,
+        journal: Callable[[Entry], None] | None = None,
     ) -> None:
+        self._disk = disk or Disk()
+        self._late: list[dict[str, float]] = []  # lines of epochs that could not be written yet
+        self._journal = journal
         self._updates_per_epoch = updates_per_epoch
         self._end_epoch = end_epoch
         self._numel = 0
@@ -82,7 +99,14 @@ class ServerLog(Observer):
         self._of_epoch, self._of_point = Sums(), Sums()
         self._version = 0
 
-    def open(self, folder: Path, numel: int, version: int | None, seconds: float) -> None:
+    def open(
+        self,
+        folder: Path,
+        numel: int,
+        version: int | None,
+        seconds: float,
+        settings: Mapping[str, Any] = NO_SETTINGS,
+    ) -> None:
         """Open the files.
 
         Args:
@@ -91,6 +115,7 @@ class ServerLog(Observer):
             version: Updates after which a run is resumed, whose files lose what is later; None for
                 a new run.
             seconds: Time that the run has taken so far.
+            settings: By which TensorBoard compares runs.
         """
         self._numel, self._version, self._earlier_seconds = numel, version or 0, seconds
         self._start = time.monotonic()
@@ -100,6 +125,7 @@ class ServerLog(Observer):
         if version is not None:
             suffix, purge = f'.u{version:08d}', version + 1
         self._writer = Curves(folder, purge, suffix)
+        self._writer.begin(settings)
         self._path = folder / 'updates.csv'
         self._updates = self._open_updates(version)
 
@@ -108,6 +134,11 @@ class ServerLog(Observer):
         """Time since the run began, without the time in which no server ran."""
         return self._earlier_seconds + time.monotonic() - self._start
 
+    def accepted(self, entry: Entry) -> None:
+        """See Observer."""
+        if self._journal is not None:
+            self._journal(entry)
+
     def updated(self, update: Update) -> None:
         """See Observer."""
         self._version = update.version
@@ -115,7 +146,7 @@ class ServerLog(Observer):
         self._of_point.add(update)
         numbers = (update.slot, update.staleness, update.received, update.sent, update.elements)
         row = ','.join(map(str, numbers))
-        with saving(self._path):
+        with self._disk.tolerated(self._path):
             self._updates.write(f'{update.version},{self.seconds:.3f},{row}\n')
         if self._of_point.updates == UPDATES_BETWEEN_POINTS:
             self._curves(self._of_point.numbers(self._numel), update.version, self.seconds)
@@ -131,26 +162,30 @@ class ServerLog(Observer):
 
     def losses(self, slot: int, values: list[float]) -> None:
         """See Observer."""
-        self._of_epoch.losses += values
-        self._of_point.losses += values
+        self._of_epoch.add_losses(values)
+        self._of_point.add_losses(values)
 
     def write(self, epoch: int, numbers: dict[str, float]) -> None:
         """Write the line of an evaluated epoch, and the points of its curves."""
-        self.metrics.append({'epoch': epoch, **numbers})
+        self._late.append({'epoch': epoch, **numbers})
         meters = {name: value for name, value in numbers.items() if name.startswith('acc/')}
         self._curves(meters, int(numbers['updates']), numbers['seconds'])
         self.flush()
 
     def flush(self) -> None:
         """Write what is buffered."""
-        self._writer.flush()
-        with saving(self._path):
+        with self._disk.tolerated(self._path):
+            while self._late:
+                self.metrics.append(self._late[0])
+                self._late.pop(0)
+            self._writer.flush()
             self._updates.flush()
 
     def close(self) -> None:
         """Write what is buffered and close the files."""
-        self._writer.close()
-        with saving(self._path):
+        self.flush()
+        with self._disk.tolerated(self._path):
+            self._writer.close()
             self._updates.close()
 
     def _open_updates(self, version: int | None) -> TextIO:
@@ -167,11 +202,12 @@ class ServerLog(Observer):
 
     def _curves(self, numbers: dict[str, float], version: int, seconds: float) -> None:
         """Add points to the curves; in thousandths of epochs, as TensorBoard takes integers."""
-        for name, value in numbers.items():
-            self._writer.add(name, value, version)
-            self._writer.add(f'by_second/{name}', value, round(seconds))
-            by_epoch = round(1000 * version / self._updates_per_epoch)
-            self._writer.add(f'by_milliepoch/{name}', value, by_epoch)
+        by_epoch = round(1000 * version / self._updates_per_epoch)
+        with self._disk.tolerated(self._path):
+            for name, value in numbers.items():
+                self._writer.add(name, value, version)
+                self._writer.add(f'by_second/{name}', value, round(seconds))
+                self._writer.add(f'by_milliepoch/{name}', value, by_epoch)
 
 
 def updates_lines(path: Path) -> Iterator[tuple[str, Update]]:
@@ -209,7 +245,7 @@ def closing_table(epochs: Sequence[dict[str, float]], folder: Path, metric: str 
         'bytes down': bytes_row(total['bytes/sent'], dense),
         'staleness': f'{total["staleness/mean"] / len(epochs):.2f} updates on average, '
         f'{max(e["staleness/max"] for e in epochs):.0f} at most',
-        'curves': f'tensorboard --logdir {folder.parent}  (pip install tensorboard)',
+        **where_to_look(folder),
     }
     width = max(map(len, rows))
     return '\n' + '\n'.join(f'{name:<{width}}  {value}' for name, value in rows.items())

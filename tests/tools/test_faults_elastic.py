@@ -1,0 +1,49 @@
+"""Elastic workers that are killed: processes of train.py, and what the tool says of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tools.faults import elastic
+from tools.faults.elastic import Round, parse, quantile, run, summary
+
+pytest.importorskip('torchft', reason='torchft is not installed (there is no wheel for all)')
+
+
+def test_the_others_go_on_and_all_end_with_the_same_parameters(tmp_path, warm_python):
+    words = '--kills 1 --lighthouse 1 --mean 0.5 --workers 3 --epochs 3 --kinds dgc --seed 2'
+    record = run('dgc', 1, parse(words.split()), tmp_path / 'job')
+    assert record.wrong == []
+    assert (record.kills, record.lighthouse_kills) == (1, 1)
+    assert max(record.lost) <= 1
+    assert record.seconds[0] > 0
+    assert len(record.parameters) == 3
+    assert len({*record.parameters}) == 1
+    assert min(record.accuracy) > 50
+
+
+def test_the_table_compares_with_the_undisturbed_run():
+    straight = Round('dgc', 0, 0, accuracy=[98.0], parameters=['a'])
+    killed = Round(
+        'dgc', 1, 1, kills=2, seconds=[1.0, 3.0], lost=[0, 1], accuracy=[96.5], parameters=['b']
+    )
+    row, wrong = summary([straight, killed])
+    assert row == ['dgc', '2', '0', '1 (0.50)', '3.00, 3.00', '0.0', '', 'yes', '96.50 (98.00)']
+    assert wrong == ['dgc: accuracy 96.50, undisturbed 98.00']
+    assert quantile([1.0, 2.0, 3.0, 4.0], 0.5) == 3.0
+
+
+def test_a_round_that_is_in_the_file_is_not_repeated(tmp_path, monkeypatch, capsys):
+    made = []
+
+    def fake(kind, number, arguments, folder):
+        made.append((kind, number))
+        return Round(kind, number, number, accuracy=[98.0], parameters=['a'])
+
+    monkeypatch.setattr(elastic, 'run', fake)
+    words = ['--rounds', '1', '--kinds', 'dgc', '--results', str(tmp_path / 'lines')]
+    assert elastic.main(words) == elastic.main(words) == 0
+    assert made == [('dgc', 0), ('dgc', 1)]
+    assert capsys.readouterr().out.count('| dgc |') == 2
+    assert elastic.main([*words, '--kills', '3']) == 0  # another experiment
+    assert len(made) == 4

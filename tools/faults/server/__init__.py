@@ -1,0 +1,1 @@
+"""A server of asynchronous training: attacks on it, and kills of it, while workers train."""

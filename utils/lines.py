@@ -1,0 +1,44 @@
+"""Reading metrics.jsonl, with its damage. Imports the standard library only, for tools."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+def metrics_lines(
+    path: Path, report: Callable[[str], None] = log.warning
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The lines of metrics.jsonl and their numbers; none where there is no file.
+
+    A line that is cut, as by a kill, or damaged is skipped.
+
+    Args:
+        path: The file.
+        report: Is called with a line of text about each line that is skipped.
+    """
+    lines = path.read_text(errors='replace').split('\n') if path.is_file() else ['']
+    last = lines.pop()  # '' behind the last line feed
+    for number, line in enumerate([*lines, last] if last else lines, 1):
+        try:
+            numbers = json.loads(line)
+        except (ValueError, RecursionError):
+            numbers = None
+        if isinstance(numbers, dict) and type(numbers.get('epoch')) is int:
+            yield line, numbers
+        else:
+            report(f'{path}: line {number} is damaged ({line!r:.20}), and is skipped')
+
+
+def untimed(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a line but for seconds, which differ from run to run; also those of ranks."""
+    return {
+        name: untimed(value) if isinstance(value, dict) else value
+        for name, value in numbers.items()
+        if not name.startswith('seconds/')
+    }

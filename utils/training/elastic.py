@@ -1,0 +1,392 @@
+"""Training whose workers may die, stall and join: each is started by itself, with its own log."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from dgc.elastic import ElasticOptimizer, TorchftEngine
+from dgc.elastic.optimizer import Change, name_of
+from dgc.engines import EngineError, LocalEngine, detect
+from dgc.engines.base import as_bytes
+from utils.build import (
+    Parts,
+    build_evaluation_loaders,
+    build_optimizer,
+    build_rate,
+    check_meters,
+    check_metric,
+    common,
+    loading_processes,
+    threads,
+)
+from utils.checkpoint import Position
+from utils.checks import build_composition, check_elastic, naming
+from utils.config import Config, ConfigError
+from utils.data import Drawn, Seeded, apart, build_datasets, collate
+from utils.folder import check_writable, prepare_folder, writing
+from utils.log import RunLog, environment
+from utils.progress import closing_table, say
+from utils.seeding import seed_everything
+from utils.training.experiment import Experiment
+
+LONG_GAP = 1.0  # seconds between two steps that are worth a line
+
+
+class Events:
+    """``events.jsonl`` of a worker: what happened to it and to the others, and when.
+
+    Args:
+        path: Lines are appended.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def add(self, event: str, **about: Any) -> None:
+        """Append a line: the time, the event, and what there is to say about it."""
+        line = json.dumps({'time': time.time(), 'event': event, **about})
+        with writing(self._path.parent), self._path.open('a') as file:
+            file.write(f'{line}\n')
+
+
+class Share(Sampler[list[Any]]):
+    """The batches of one worker in the rest of an epoch.
+
+    A step takes the next ``size · batch`` samples of a permutation that all workers have in common;
+    rank r has the r-th batch of them. So no sample is left out or used twice where the number of
+    workers changes, but for those at the end of the epoch that do not fill a step.
+
+    Args:
+        total: Samples of the training data.
+        batch: Samples of one worker in one step.
+        seed: Of the permutation, with ``epoch`` added.
+        for_processes: Whether to draw for ``Seeded``, in place of indices.
+
+    Attributes:
+        epoch: Whose permutation is drawn.
+        position: Samples of the epoch that all workers together have used.
+        rank, size: Of this worker.
+        skipped: Not used here.
+    """
+
+    def __init__(self, total: int, batch: int, seed: int, for_processes: bool) -> None:
+        self.total, self.batch, self.seed = total, batch, seed
+        self.epoch = self.position = self.rank = self.skipped = 0
+        self.size = 1
+        self.for_processes = for_processes
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether what is left of the epoch does not fill a step."""
+        return self.position + self.size * self.batch > self.total
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        order = torch.randperm(self.total, generator=generator)
+        stride = self.size * self.batch
+        for first in range(self.position, self.total - stride + 1, stride):
+            begin = first + self.rank * self.batch
+            indices = order[begin : begin + self.batch].tolist()
+            if self.for_processes:
+                seed = self.seed + 1_000_003 * self.epoch
+                indices = [Drawn(index, seed) for index in indices]
+            yield indices
+
+    def __len__(self) -> int:
+        return self.total // (self.size * self.batch)
+
+
+class ElasticLoader:
+    """The batches of an epoch: before each, workers join; after each, it counts or is repeated.
+
+    Args:
+        dataset: The training data.
+        share: This worker's part of it.
+        progress: Of the run.
+        events: Receive steps that are lost and what follows.
+        processes: That load data.
+
+    Attributes:
+        optimizer: Set before the first use.
+        has_ended: Whether the last pass ended with the end of the epoch.
+    """
+
+    optimizer: ElasticOptimizer
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        share: Share,
+        progress: EpochProgress,
+        events: Events,
+        processes: int,
+    ) -> None:
+        self.dataset = Seeded(dataset) if processes else dataset
+        self.batch_size = share.batch
+        self.share, self.progress, self.events = share, progress, events
+        self.has_ended = False
+        self._processes = processes
+        self._last, self._changes = 0.0, -1
+
+    def __len__(self) -> int:
+        return len(self.share)
+
+    def __iter__(self) -> Iterator[Any]:
+        optimizer, share, epoch = self.optimizer, self.share, self.progress.epoch
+        batches, self.has_ended = None, False
+        while True:
+            optimizer.begin()
+            if self.progress.epoch != epoch:  # this worker was behind
+                return
+            if share.is_exhausted:
+                if optimizer.average(self.progress.buffers):
+                    self.progress.end_epoch()
+                    self.has_ended = True
+                    return
+                continue
+            is_first = self._changes != len(optimizer.changes)
+            if batches is None or is_first:
+                batches = self._open()
+            stride = share.size * share.batch  # of this step, also where a worker is lost in it
+            yield next(batches)
+            if optimizer.committed:
+                share.position += stride
+                self._note_step(is_first)
+                self._changes = len(optimizer.changes)
+            else:
+                batches = None
+                self.events.add('lost', step=optimizer.steps)
+
+    def _open(self) -> Iterator[Any]:
+        return iter(
+            DataLoader(
+                self.dataset,
+                batch_sampler=self.share,
+                collate_fn=collate,
+                num_workers=self._processes,
+                worker_init_fn=apart,
+            )
+        )
+
+    def _note_step(self, is_first: bool) -> None:
+        """Write a line about a step after a change, or a long time after the one before."""
+        now = time.time()
+        gap, self._last = now - self._last if self._last else 0.0, now
+        if is_first:
+            members = [name_of(worker) for worker in self.optimizer.engine.members]
+            self.events.add('goes on', step=self.optimizer.steps, members=members, gap=gap)
+        elif gap > LONG_GAP:
+            self.events.add('gap', step=self.optimizer.steps, gap=gap)
+
+
+class EpochProgress:
+    """How far the workers are, and the model's buffers: what a worker takes when it joins.
+
+    Args:
+        model: Has the buffers.
+        share: Has the position within the epoch.
+    """
+
+    def __init__(self, model: nn.Module, share: Share) -> None:
+        self._model, self._share = model, share
+        self.epoch = 0
+
+    @property
+    def buffers(self) -> list[torch.Tensor]:
+        """Those of the model."""
+        return list(self._model.buffers())
+
+    def end_epoch(self) -> None:
+        """Begin the next epoch."""
+        self.epoch += 1
+        self._share.epoch, self._share.position = self.epoch, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Epoch, position within it, and buffers."""
+        return {
+            'epoch': self.epoch,
+            'position': self._share.position,
+            'buffers': [buffer.detach() for buffer in self.buffers],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from another worker's ``state_dict()``."""
+        self.epoch = self._share.epoch = int(state['epoch'])
+        self._share.position = int(state['position'])
+        with torch.no_grad():
+            for buffer, value in zip(self.buffers, state['buffers'], strict=True):
+                buffer.copy_(value)
+
+
+class Elastic:
+    """Workers that find each other by a lighthouse of torchft, and go on with those that are there.
+
+    The learning rate is multiplied by the number of workers of the present, and an epoch has as
+    many steps as its samples fill with these.
+    """
+
+    def run(self, experiment: Experiment) -> int:
+        """Train as one worker, from the others' state where there are others; returns 0."""
+        configs = experiment.configs
+        check_elastic(configs)
+        check_arguments(experiment)
+        torch.set_num_threads(threads(configs.data.num_threads_per_worker, 1))
+        settings = configs.elastic.build()
+        datasets = build_datasets(configs)
+        engine = TorchftEngine(settings, common(configs, datasets))
+        name = name_of(engine.worker)
+        folder = experiment.folder(settings.start_workers) / name
+        about = environment('torchft', [socket.gethostname()])
+        held = prepare_folder(folder, configs, about, moves_aside=False)
+        check_writable(folder, 0)
+        events = Events(folder / 'events.jsonl')
+        events.add('start', worker=engine.worker)
+        trainer = Trainer(experiment, datasets, engine, events)
+        trainer.optimizer.begin()  # takes the others' state
+        first = Position(trainer.progress.epoch)
+        resumed_at = first if first.epochs else None
+        log = RunLog(folder, trainer.parts, resumed_at, held, configs.log.axis)
+        say(trainer.parts.engine, f'{folder}\n{trainer.optimizer.changes[-1]}')
+        trainer.train(log)
+        log.close()
+        engine.close()
+        closing_table(folder, configs, trainer.parts.engine)
+        return 0
+
+
+def check_arguments(experiment: Experiment) -> None:
+    """Raise ConfigError or EngineError for options and launchers that elastic workers lack."""
+    if experiment.resumes or experiment.arguments.evaluate:
+        raise ConfigError(
+            '--resume and --evaluate have no use with configs/elastic/: a worker that is started '
+            'again takes the state of the others'
+        )
+    if detect().size > 1:
+        raise EngineError(
+            f'{detect().name} starts a fixed number of workers, which end together: start each '
+            'elastic worker by itself (docs/elastic.md)'
+        )
+
+
+class Trainer:
+    """One elastic worker's parts, and its epochs.
+
+    Args:
+        experiment: What is trained.
+        datasets: By split.
+        engine: To the other workers.
+        events: Receive what happens.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        datasets: dict[str, Dataset],
+        engine: TorchftEngine,
+        events: Events,
+    ) -> None:
+        configs, device = experiment.configs, experiment.device
+        train = configs.train
+        self._experiment, self._events, self._engine = experiment, events, engine
+        seed_everything(configs.seed)
+        check_metric(configs, datasets)
+        processes, batch = loading_processes(device), train.batch_size * train.num_batches_per_step
+        total = len(datasets['train'])  # type: ignore[arg-type]
+        self.share = Share(total, batch, configs.seed, processes > 0)
+        if self.share.is_exhausted:
+            raise ValueError(
+                f'configs.train.batch_size: {total} training samples are fewer than one step of '
+                f'{batch}; use smaller batches'
+            )
+        model = configs.model.build().to(device)
+        self.progress = EpochProgress(model, self.share)
+        self._loader = ElasticLoader(
+            datasets['train'], self.share, self.progress, events, processes
+        )
+        inner = build_optimizer(configs, model, 1)
+        with naming(train.compression):
+            self.optimizer = ElasticOptimizer(
+                inner,
+                model.named_parameters(),
+                build_composition(configs),
+                engine,
+                train.num_batches_per_step,
+                len(self.share),
+                self.progress,
+                self._change,
+            )
+        self._loader.optimizer = self.optimizer
+        alone = LocalEngine()  # each worker evaluates all samples, and measures its own losses
+        loaders = build_evaluation_loaders(configs, datasets, 0, 1, device)
+        self.parts = Parts(
+            engine=alone,
+            device=device,
+            model=model,
+            loaders={'train': self._loader, **loaders},  # type: ignore[dict-item]
+            criterion=train.criterion.build().to(device),
+            optimizer=self.optimizer,
+            rate=build_rate(configs, self.optimizer, len(self.share), 1),
+            share=self.share,  # type: ignore[arg-type]
+        )
+        check_meters(configs, self.parts)
+
+    def train(self, log: RunLog) -> None:
+        """Train to the last epoch; evaluate and log each."""
+        configs, parts = self._experiment.configs, self.parts
+        while self.progress.epoch < configs.train.num_epochs:
+            epoch = self.progress.epoch
+            numbers = self._experiment.train_epoch(parts, configs, epoch, log)
+            if not self._loader.has_ended:  # this worker was behind, and goes on elsewhere
+                continue
+            numbers.update(self._experiment.evaluate(parts, configs))
+            numbers['workers'] = self._engine.size
+            log.epoch(epoch, numbers)
+        digest = hashlib.sha256()
+        for parameter in parts.model.parameters():
+            digest.update(as_bytes(parameter).cpu().numpy().tobytes())
+        self._events.add('end', parameters=digest.hexdigest(), epochs=self.progress.epoch)
+
+    def _change(self, change: Change) -> None:
+        """Follow the number of workers: share of the data, steps of an epoch, learning rate."""
+        configs, share, engine = self._experiment.configs, self.share, self._engine
+        share.rank, share.size = engine.rank, engine.size
+        steps_per_epoch = len(share)
+        if not steps_per_epoch:
+            raise EngineError(
+                f'{engine.size} workers need {engine.size * share.batch} training samples for a '
+                f'step, and there are {share.total}: start fewer workers, or use smaller batches'
+            )
+        step = share.position // (share.size * share.batch)
+        steps = self.progress.epoch * steps_per_epoch + step
+        self.optimizer.count(steps, steps_per_epoch)
+        set_scaled_rate(configs, self.optimizer, engine.size)
+        self.parts.rate = build_rate(configs, self.optimizer, steps_per_epoch, engine.size)
+        self.parts.rate.resume(steps)
+        self._events.add(
+            'change',
+            before=[name_of(worker) for worker in change.before],
+            members=[name_of(worker) for worker in change.members],
+            healed=[name_of(worker) for worker in change.healed],
+            lost={name_of(worker): note._asdict() for worker, note in change.lost.items()},
+            recovered=[name_of(worker) for worker in change.recovered],
+            seconds=change.seconds,
+        )
+
+
+def set_scaled_rate(configs: Config, optimizer: Optimizer, workers: int) -> None:
+    """Set the learning rate to the configured one, times batches per step and workers."""
+    train = configs.train
+    for group in optimizer.param_groups:
+        group['lr'] = train.optimizer.lr * train.num_batches_per_step * workers
+        group.pop('initial_lr', None)  # which a scheduler has kept
