@@ -441,6 +441,8 @@ class Bucket:
         """
         assert self._mean is not None
         mean, self._mean = self._mean, None
+        if len(self._lent) == len(self.members):
+            self._own = None  # as in ``write``
         self._lent.clear()
         for member in self.members:
             if member.name not in unused:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from itertools import pairwise
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from dgc import ops
@@ -44,6 +46,7 @@ def step(
     """
     taken: list[tuple[Bucket, list[Target]]] = []
     covered = is_covered(optimizer, own_hook) and all(map(is_plain, optimizer.param_groups))
+    covered = covered and are_apart([m.parameter for each in buckets for m in each.members])
     for bucket in buckets:
         targets = None
         if covered and bucket.hands_over and ops.is_native(bucket.device):
@@ -56,7 +59,15 @@ def step(
     for bucket, _ in taken:
         for member in bucket.members:  # the optimizer passes them over
             gradients[member.parameter], member.parameter.grad = member.parameter.grad, None
-    optimizer.step()
+    try:
+        optimizer.step()
+    except BaseException:  # a program may catch it, and step again
+        for bucket, _ in taken:
+            for member in bucket.members:
+                member.parameter.grad = gradients[member.parameter]
+            if bucket.mean is not None:
+                bucket.write(unused)
+        raise
     for bucket, targets in taken:
         if bucket.mean is None:
             native.apply(targets, [], gradient=bucket.shown)
@@ -87,3 +98,10 @@ def targets_of(bucket: Bucket, optimizer: Optimizer, unused: Container[str]) -> 
     parts = [] if bucket.mean is None else bucket.mean.contributions
     indices = [each.indices for each in parts if each.indices is not None]
     return targets if all(in_order(each, bucket.numel) for each in indices) else None
+
+
+def are_apart(parameters: Sequence[Tensor]) -> bool:
+    """Return whether no two contiguous tensors overlap. An optimizer updates such ones in its own
+    order, and the kernel in that of buckets, by several threads."""
+    ranges = sorted((each.data_ptr(), each.nbytes) for each in parameters if each.numel())
+    return all(begin + size <= after for (begin, size), (after, _) in pairwise(ranges))

@@ -44,8 +44,9 @@ class SparseMean:
         """All of it, float32 ``[n]``; computed once."""
         if self._dense is None:
             first = self.contributions[0]
-            self._dense = torch.empty(first.numel, dtype=torch.float32, device=first.values.device)
-            self.spread([self._dense])
+            flat = torch.empty(first.numel, dtype=torch.float32, device=first.values.device)
+            self.spread([flat])
+            self._dense = flat
         return self._dense
 
 
@@ -76,6 +77,8 @@ class LazyGradient(Tensor):
             LazyGradient, parameter.shape, dtype=torch.float32, device=parameter.device
         )
         made._part = mean, offset, parameter.shape
+        # Code in C that asks for its address gets an error then, and not a null pointer.
+        torch._C._set_throw_on_mutable_data_ptr(made)
         return made
 
     @classmethod
@@ -111,8 +114,9 @@ def dense(gradient: Tensor) -> Tensor:
     """Return the dense tensor behind a gradient that may be lazy; always the same one."""
     if type(gradient) is not LazyGradient:
         return gradient
-    found = gradient._dense
-    if found is None:
+    if gradient._dense is None:
         mean, begin, shape = gradient._part
-        found = gradient._dense = mean.dense[begin : begin + shape.numel()].view(shape)
-    return found
+        with torch.inference_mode(False):  # the first reader may be a metric, and a later one write
+            part = mean.dense[begin : begin + shape.numel()].view(shape)
+            gradient._dense = part.data  # no view to autograd, with a version of its own
+    return gradient._dense

@@ -524,10 +524,12 @@ class Reducer:
     @property
     def _renews(self) -> bool:
         """Whether memories may be written anew beside the present ones: nothing else of a step
-        reads the gradient before them, or changes it."""
+        reads the gradient before them, or changes it, and none before an earlier exchange of the
+        step is still needed, whose place they would take."""
         composition = self.composition
         return (
             composition.nonfinite == 'skip'
+            and not self._earlier
             and composition.clipping is None
             and composition.transform.is_identity
             and type(composition.exchange).prepare is Exchange.prepare

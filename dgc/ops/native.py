@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dgc.ops import reference
-from dgc.ops.contract import FUSED_TYPES, Found, Target, Update, is_aligned
+from dgc.ops.contract import FUSED_TYPES, Found, Step, Target, Update, is_aligned
 from dgc.sparse import Sparse, indices_of
 
 log = logging.getLogger('dgc')
@@ -90,6 +90,7 @@ def step(parameter: Tensor, gradient: Tensor, buffer: Tensor, group: dict[str, A
         group['weight_decay'],
         group['nesterov'],
     )
+    note_written([parameter, buffer])
 
 
 def apply(
@@ -103,9 +104,10 @@ def apply(
     for target in targets:
         settings += target.settings
         settings += [0.0] * (SETTINGS - len(target.settings))
+    buffers = [target.buffer for target in targets if target.buffer is not None]
     torch.ops.dgc.apply(
         [target.parameter.detach() for target in targets],
-        [target.buffer for target in targets if target.buffer is not None],
+        buffers,
         [target.step for target in targets],
         settings,
         [readable(indices_of(contribution)) for contribution in contributions],
@@ -113,6 +115,13 @@ def apply(
         scale,
         None if gradient is None else readable(gradient),
     )
+    written = [target.parameter for target in targets if target.step is not Step.NONE]
+    note_written([*written, *buffers])
+
+
+def note_written(tensors: Sequence[Tensor]) -> None:
+    """Raise the versions of tensors, so that autograd refuses a graph that needs what they were."""
+    torch.autograd.graph.increment_version([each for each in tensors if not each.is_inference()])
 
 
 def finite(tensors: Sequence[Tensor]) -> bool:

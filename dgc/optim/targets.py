@@ -28,6 +28,9 @@ Group = dict[str, Any]
 # Settings of torch's SGD that select another arithmetic than that of the plain loop.
 SWITCHES = ('maximize', 'foreach', 'fused', 'differentiable')
 
+# Where torch defines what it wraps around ``step``: schedulers, the profiler, ``no_grad``.
+WRAPPERS = ('torch.optim.lr_scheduler', 'torch.optim.optimizer', 'torch.utils._contextlib')
+
 
 def is_covered(optimizer: Optimizer, own_hook: int) -> bool:
     """Return whether the kernel covers the kind of an optimizer, and nothing watches its steps.
@@ -39,16 +42,26 @@ def is_covered(optimizer: Optimizer, own_hook: int) -> bool:
         own_hook: Of the hooks before its steps, the one that reads no gradient.
     """
     before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
-    is_watched = after or before.keys() - {own_hook} or watched_everywhere() or replaced(optimizer)
-    return type(optimizer) in RULES and not is_watched
+    if type(optimizer) not in RULES or replaced(optimizer):
+        return False
+    return not (after or before.keys() - {own_hook} or watched_everywhere())
 
 
 def replaced(optimizer: Optimizer) -> bool:
-    """Return whether a program has replaced ``optimizer.step``. A learning rate scheduler does so
-    to count steps, which does not matter."""
-    own = vars(optimizer).get('step')
-    counts = ('_wrapped_by_lr_sched', '_with_counter')  # in torch from 2.4 on, and before
-    return own is not None and not any(hasattr(own, name) for name in counts)
+    """Return whether a program has replaced ``step`` of an optimizer or of its class. A learning
+    rate scheduler does so to count steps, which does not matter."""
+    kind = type(optimizer)
+    steps = kind.step, vars(optimizer).get('step', kind.step)
+    return any(unwrapped(step) is not STEPS[kind] for step in steps)
+
+
+def unwrapped(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method that torch has wrapped. Wrappers of others may read ``.grad``, and stay."""
+    while hasattr(step, '__wrapped__'):
+        if getattr(step, '__globals__', {}).get('__name__') not in WRAPPERS:
+            break
+        step = step.__wrapped__
+    return step
 
 
 def watched_everywhere() -> bool:
@@ -141,3 +154,5 @@ RULES: dict[type[Optimizer], Callable[[Optimizer, Tensor, Group], Target | None]
     DGCSGD: of_dgcsgd,
     SGD: of_sgd,
 }
+
+STEPS = {kind: unwrapped(kind.step) for kind in RULES}  # as they were before any program ran

@@ -1,11 +1,14 @@
 """Steps that apply sparse means without dense gradients: the same bits, and ``.grad`` when read."""
 
+import functools
 import itertools
+import types
 
 import pytest
 import torch
 from dgc_helpers import exact, loss, parameters, set_gradients, values, wrap
 from state_helpers import assert_same
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import dgc
@@ -197,6 +200,31 @@ def test_another_optimizer_or_a_replaced_step_finds_dense_gradients(kind):
     assert seen == [torch.Tensor] * len(named)
 
 
+@pytest.mark.parametrize('place', ['instance', 'around', 'class'])
+def test_a_step_replaced_below_a_scheduler_finds_dense_gradients(monkeypatch, place):
+    named = parameters()
+    inner, seen = torch.optim.SGD([p for _, p in named], lr=0.1), []
+    own = torch.optim.SGD.step
+
+    def step(self, closure=None):
+        seen.extend(type(p.grad) for _, p in named)
+        return own(self, closure)
+
+    if place == 'around':
+        inner.step = functools.wraps(inner.step)(functools.partial(step, inner))
+    elif place == 'instance':
+        inner.step = types.MethodType(step, inner)
+        torch.optim.lr_scheduler.ConstantLR(inner)  # wraps the step that it finds
+    else:
+        monkeypatch.setattr(torch.optim.SGD, 'step', step)
+    optimizer = dgc.DistributedOptimizer(
+        inner, named, MAKES['residual'](), dgc.engines.LocalEngine()
+    )
+    loss(named, 0, 0).backward()
+    optimizer.step()
+    assert seen == [torch.Tensor] * len(named)
+
+
 def test_a_scheduler_of_the_wrapped_optimizer_does_not_matter():
     named = parameters()
     optimizer = wrap(named, exact())
@@ -225,6 +253,70 @@ def test_a_hook_finds_dense_gradients(when):
     optimizer.step()
     handle.remove()
     assert seen and set(seen) == {torch.Tensor}  # the wrapper's steps call some hooks too
+
+
+@pytest.mark.parametrize('decay', [0.0, 0.01])
+def test_autograd_refuses_a_graph_that_needs_the_parameters_before_a_step(decay):
+    named = parameters({'w': (30, 30)})
+    optimizer = wrap(named, exact(), momentum=0.9, weight_decay=decay)
+    (_, parameter), other = named[0], named[0][1].pow(3).sum()
+    loss(named, 0, 0).backward()
+    optimizer.step()
+    with optimizer.no_sync(), pytest.raises(RuntimeError, match='modified by an inplace operation'):
+        other.backward()
+    assert type(parameter.grad) is LazyGradient
+
+
+@pytest.mark.parametrize('planner', [dgc.planner.Whole(), dgc.planner.PerTensor()])
+def test_parameters_that_share_memory_are_updated_in_the_order_of_the_optimizer(planner):
+    def worker(engine, synchronizes):
+        named = parameters({'a.weight': (30, 30), 'b.weight': (30, 10)})
+        (_, a), (_, b) = named
+        optimizer = wrap(named, exact(memory=Residual(), planner=planner), engine)
+        b.data = a.data[:10].view(30, 10)
+        for step in range(2):
+            optimizer.zero_grad()
+            loss(named, 0, step).backward()
+            if synchronizes:
+                optimizer.synchronize()
+            optimizer.step()
+        assert type(a.grad) is not LazyGradient
+        return values(named)
+
+    engine = dgc.engines.LocalEngine
+    assert_same(worker(engine(), False), worker(engine(), True))
+
+
+def test_an_error_in_the_step_leaves_dense_gradients_for_another_one():
+    named = parameters({'a.weight': (30, 30), 'b.weight': (30, 10)})
+    (_, a), (_, b) = named
+    optimizer = wrap(named, exact(memory=Residual()), momentum=0.9)
+    loss(named, 0, 0).backward()
+    optimizer.step()
+    kept, misfit = optimizer.optimizer.state[b]['momentum_buffer'], torch.zeros(3).double()
+    optimizer.zero_grad()
+    loss(named, 0, 1).backward()
+    optimizer.optimizer.state[b]['momentum_buffer'] = misfit
+    with pytest.raises(RuntimeError, match='size of tensor'):
+        optimizer.step()
+    assert a.grad is not None and 0 < a.grad.count_nonzero() < a.numel() // 10
+    optimizer.optimizer.state[b]['momentum_buffer'] = kept
+    optimizer.step()
+
+
+def test_storage_of_a_step_that_copied_gradients_is_released():
+    named = parameters({'w': (30, 30)})
+    optimizer = wrap(named, exact())
+    (bucket,) = optimizer.reducer.buckets
+    held = []
+    for step in range(2):
+        optimizer.zero_grad()
+        with optimizer.no_sync():
+            loss(named, 0, step).backward()
+        held += [named[0][1].grad.detach()] * (step == 0)  # which cannot be borrowed then
+        loss(named, 0, step).backward()
+        optimizer.step()
+        assert (bucket._own is None) == (step == 1)
 
 
 class TestGradient:
@@ -263,6 +355,22 @@ class TestGradient:
         assert torch.equal(parameter.grad + 0, 2 * mean + 1)
         torch.nn.utils.clip_grad_norm_([parameter], 1e-3)
         assert parameter.grad.norm() <= 1.001e-3
+
+    def test_it_is_a_tensor_of_its_own(self, stepped):
+        _, parameter, mean = stepped
+        with torch.inference_mode():  # a metric reads it first
+            assert parameter.grad.norm() == mean.norm()
+        assert not parameter.grad._is_view()
+        assert torch.equal(parameter.grad.detach_().mul_(2), 2 * mean)
+
+    def test_the_compiler_describes_its_parameter(self, stepped):
+        _, parameter, _ = stepped
+        described = FakeTensorMode().from_tensor(parameter)
+        assert described.grad is not None and described.grad.shape == parameter.shape
+
+    def test_code_in_c_gets_no_null_pointer(self, stepped):
+        with pytest.raises(RuntimeError, match='data pointer'):
+            torch.utils.dlpack.to_dlpack(stepped[1].grad)
 
     def test_another_optimizer_steps_on_it(self, stepped):
         _, parameter, mean = stepped
@@ -359,6 +467,21 @@ class TestRenewal:
         before, into = v.clone(), [torch.empty(5000)]
         assert not kernels.accumulate(v, ops.Update([gradient], into=into), 1.0, 10).is_finite
         assert torch.equal(v, before)
+
+    def test_a_skipped_exchange_restores_the_memory_before_all_of_its_step(self):
+        named = parameters({'w': (64, 64)})
+        reducer = wrap(named, exact(nonfinite='skip', memory=Residual())).reducer
+        (bucket,) = reducer.buckets
+        before = None
+        for number, factor in enumerate([1.0, 1.0, 1.0, torch.nan]):
+            if number == 1:
+                reducer.begin_step()
+                before = bucket.buffers['residual'].clone()
+            bucket.continued.update(['w'] if number > 1 else [])
+            named[0][1].grad = factor * random(64, 64, seed=number)
+            bucket.collect(bucket.members[0])
+            assert reducer.synchronize(is_final=False) == (factor == 1)
+        assert torch.equal(bucket.buffers['residual'], before)
 
     def test_a_skipping_step_copies_no_memory(self):
         named = parameters({'w': (64, 64)})
