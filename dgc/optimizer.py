@@ -341,10 +341,11 @@ class DistributedOptimizer(Wrapper):
             with torch.enable_grad():
                 loss = closure()
         self._check_made_by_loop()
-        is_published = self._synchronized is not None
-        if self._exchange():
+        is_own = getattr(self.synchronize, '__func__', None) is DistributedOptimizer.synchronize
+        is_published = self._synchronized is not None or not is_own
+        if self._exchange() if is_own else self.synchronize():
             with self._guard.opened():
-                if is_published:  # the loop may have changed the means since
+                if is_published:  # the program may have changed the means since
                     self.optimizer.step()
                 else:
                     step(self.buckets, self.optimizer, self._guard.hook, self.reducer.unused)

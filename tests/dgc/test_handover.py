@@ -255,6 +255,25 @@ def test_a_hook_finds_dense_gradients(when):
     assert seen and set(seen) == {torch.Tensor}  # the wrapper's steps call some hooks too
 
 
+class Clipping(dgc.DistributedOptimizer):
+    """A wrapper that changes the means in its own ``synchronize``."""
+
+    def synchronize(self):
+        usable = super().synchronize()
+        torch.nn.utils.clip_grad_norm_(self._parameters, 0.1)
+        return usable
+
+
+def test_a_step_calls_the_synchronize_of_a_subclass():
+    named = parameters({'w': (30, 30)})
+    before = values(named)[0]
+    inner = torch.optim.SGD([named[0][1]], lr=1.0)
+    optimizer = Clipping(inner, named, exact(memory=Residual()), dgc.engines.LocalEngine())
+    loss(named, 0, 0).backward()
+    optimizer.step()
+    assert 0.09 < (named[0][1].detach() - before).norm() < 0.11
+
+
 @pytest.mark.parametrize('decay', [0.0, 0.01])
 def test_autograd_refuses_a_graph_that_needs_the_parameters_before_a_step(decay):
     named = parameters({'w': (30, 30)})
