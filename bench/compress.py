@@ -37,6 +37,7 @@ from dgc.compressors import (
     TopK,
 )
 from dgc.memory import Memory, MomentumCorrection, Residual
+from dgc.nonfinite import finite
 from dgc.schedule import DensitySchedule
 from dgc.sparse import Sparse
 from dgc.state import Elements
@@ -59,6 +60,9 @@ class Row:
     """One way to compress, with its measurements.
 
     fused: whether to use the fused kernels, if there are any.
+    checks: look for what is not finite before the memory is changed, as with nonfinite='stop'.
+    renews: write the memory anew beside the present one, which finds it in the same pass, as with
+        nonfinite='skip'.
     remembered: what the compressor keeps of the bucket between steps.
     """
 
@@ -66,6 +70,8 @@ class Row:
     memory: Memory
     compressor: Compressor
     fused: bool = True
+    checks: bool = False
+    renews: bool = False
     remembered: dict[str, Any] = field(default_factory=dict)
     select: Milliseconds = field(default_factory=list)
     encode: Milliseconds = field(default_factory=list)
@@ -77,6 +83,8 @@ def rows() -> list[Row]:
     """New rows, without measurements."""
     return [
         Row('dgc', MomentumCorrection(), SampledTopK()),
+        Row('dgc-checked', MomentumCorrection(), SampledTopK(), checks=True),
+        Row('dgc-renewed', MomentumCorrection(), SampledTopK(), renews=True),
         Row('dgc-unfused', MomentumCorrection(), SampledTopK(), fused=False),
         Row('dgc-no-masking', MomentumCorrection(momentum_masking=False), SampledTopK()),
         Row('dgc-uniform', MomentumCorrection(), SampledTopK(strided_sample=False)),
@@ -128,6 +136,9 @@ def one_round(row: Row, bucket: Bucket, codec: Codec) -> None:
 def select(row: Row, bucket: Bucket) -> Sparse:
     """Select a message, and remove it from the memory."""
     bucket.state['compressor'] = {'search': row.remembered}
+    bucket.renews = row.renews
+    if row.checks:
+        assert finite(*bucket.pieces)
     message = row.memory.select(bucket, row.compressor)
     row.memory.remove_sent(bucket, message)
     return message

@@ -21,6 +21,8 @@ example:
     python -m bench.step --model resnet20 --workers 2 --json after.json
 the same for another version of dgc, from a checkout of it:
     PYTHONPATH=../before python -m bench.step --model resnet20 --workers 2 --json before.json
+bytes and processor time between backward and forward pass, by stage, in this process:
+    python -m bench.step --breakdown --model vgg16 --workers 4
 
 {report.LEGEND}
 Exit status: 2 for invalid input, 1 if no row could be measured.
@@ -39,16 +41,41 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add = parser.add_argument
     add('--workers', type=positive, default=2, metavar='N', help='number of workers (2)')
     add('--launcher', choices=LAUNCHERS.values(), default='torchrun', help='(torchrun)')
+    add(
+        '--breakdown',
+        action='store_true',
+        help='bytes per element and ms of each stage of an update, without training',
+    )
     arguments = parser.parse_args(argv)
     engines = tuple(e for e, launcher in LAUNCHERS.items() if launcher == arguments.launcher)
     arguments.rows = options.chosen(parser, arguments, engines)
     return arguments
 
 
+def break_down(arguments: argparse.Namespace) -> int:
+    """Measure the stages of an update in this process; print and write them."""
+    import torch
+
+    from bench import breakdown
+
+    torch.set_num_threads(1)
+    results = breakdown.measure(arguments.model, arguments.workers, arguments.rounds)
+    if arguments.json is not None:
+        write_json(arguments.json, results)
+    numel = f'{results[0]["elements"]:,}'
+    print(
+        f'{arguments.model}: {numel} parameters, messages of {arguments.workers} workers; '
+        f'processor time in ms\n{breakdown.table(results)}'
+    )
+    return 0
+
+
 def main(argv: Sequence[str]) -> int:
     """Measure and print the table; return the exit code."""
     arguments = parse(argv)
     exit_on_signals()
+    if arguments.breakdown:
+        return break_down(arguments)
     common = {'model': arguments.model, 'batch': arguments.batch, 'nodes': arguments.workers}
     results: list[report.Result] = []
 

@@ -56,9 +56,22 @@ class BucketState(dict[str, dict[str, Any]]):
         length = spec.numel if isinstance(entry, Elements) else self.owned[1] - self.owned[0]
         return torch.zeros(length, dtype=torch.float32, device=spec.device)
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return a copy of all parts' state: 4 bytes an element and ``Elements`` entry."""
-        return {role: copied(entries) for role, entries in self.items()}
+    def snapshot(self, renewed: Container[str] = ()) -> dict[str, Any]:
+        """Return a copy of all parts' state: 4 bytes an element and ``Elements`` entry.
+
+        Args:
+            renewed: Entries of the memory that will be replaced and not changed. They are not
+                copied.
+        """
+        memory = self.get('memory', {})
+        kept = {name: held for name, held in memory.items() if name in renewed}
+        found: dict[str, Any] = {
+            role: {name: copied(held) for name, held in entries.items() if name not in stays}
+            for role, entries in self.items()
+            for stays in [kept if role == 'memory' else ()]
+        }
+        found.get('memory', {}).update(kept)
+        return found
 
     def roll_back(self, snapshot: Mapping[str, Any]) -> None:
         """Restore the state to ``snapshot``, in place."""

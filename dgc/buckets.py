@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from torch.nn import Parameter
 from dgc import ops
 from dgc.bucket_spec import BucketSpec
 from dgc.bucket_state import BucketState
+from dgc.mean import LazyGradient, SparseMean, dense
 from dgc.ops.reference import fill
 from dgc.sparse import Sparse
 from dgc.state import Entries
@@ -72,6 +73,10 @@ class Bucket:
         unused: The names of the parameters that were collected without a gradient.
         publishes: Whether the result is written to ``.grad``; else it stays in ``gradient``, for a
             caller that also fills that and ``unused``.
+        hands_over: Whether ``publish`` leaves a sparse result to an optimizer that applies it as it
+            is; ``write`` makes it the ``.grad`` after all.
+        renews: Whether a memory writes new buffers beside the present ones, so that these need not
+            be copied to be restored. It takes as much storage again.
         continued: The names of the parameters whose gradient is a further part of the last step's,
             with whose first part the momentum was applied (see ``Memory.continues``).
     """
@@ -107,11 +112,14 @@ class Bucket:
         self._changed: set[str] = set()
         self.unused: set[str] = set()
         self.publishes = True
+        self.hands_over = False
+        self.renews = False
+        self._earlier: dict[str, Tensor] = {}  # the buffers before those of this step
         self.continued: set[str] = set()
         self._own: Tensor | None = None
         self._spare: Tensor | None = None  # takes turns with it while ``.grad`` shows the other
         self._shows_own = False  # whether ``publish`` made ``.grad`` views of ``_own``
-        self._deferred: tuple[Sequence[Sparse], float] | None = None  # to be spread in ``publish``
+        self._mean: SparseMean | None = None  # to be spread in ``publish``
         self._wide = None  # the float32 sum, where gradients are of another type
         if self.dtype != torch.float32:
             self._wide = self._allocate(torch.float32)
@@ -160,9 +168,34 @@ class Bucket:
         """``contribution`` as flat tensors, one after another, without a copy."""
         return self.pieces if self.transformed is None else [self.transformed]
 
+    @property
+    def contribution_dtype(self) -> torch.dtype:
+        """The type of ``contribution``."""
+        return self.dtype if self.transformed is None else self.transformed.dtype
+
+    def renew(self, names: Sequence[str]) -> list[Tensor]:
+        """Return storage for new buffers of these names, which replace the present ones now.
+
+        The present ones stay as they are until the next call, as ``revert`` needs them.
+        """
+        if not names:
+            return []
+        fresh = {}
+        for name in names:
+            spare = self._earlier.get(name)
+            fresh[name] = torch.empty_like(self.buffers[name]) if spare is None else spare
+        self._earlier = {name: self.buffers[name] for name in names}
+        self.buffers.update(fresh)
+        return [fresh[name] for name in names]
+
+    def revert(self) -> None:
+        """Put back the buffers that the last ``renew`` replaced."""
+        self._earlier, earlier = {name: self.buffers[name] for name in self._earlier}, self._earlier
+        self.buffers.update(earlier)
+
     def adopt(self, flat: Tensor) -> None:
         """Use ``flat[n]`` as the gradient, and as this bucket's own storage."""
-        self._lent, self._own, self._deferred = {}, flat, None
+        self._lent, self._own, self._mean = {}, flat, None
 
     @property
     def pieces(self) -> list[Tensor]:
@@ -222,6 +255,8 @@ class Bucket:
             self._keep_apart()
         grad = member.parameter.grad
         self._lent.pop(member.name, None)
+        if type(grad) is LazyGradient:  # of the last step, which the training loop has kept
+            grad = member.parameter.grad = dense(grad)
         if grad is None:
             self.unused.add(member.name)
             self._taken.pop(member.name, None)
@@ -287,13 +322,15 @@ class Bucket:
         if set_to_none:
             self._lent.clear()
             self._spare = None
-        self._deferred = None
+        self._mean = None
         self._taken.clear()
         self._changed.clear()
         self.unused.clear()
         for member in self.members:
             if set_to_none:
                 member.parameter.grad = None
+            elif type(member.parameter.grad) is LazyGradient:  # autograd then adds to it in place
+                member.parameter.grad = torch.zeros_like(member.parameter).detach()
             elif member.parameter.grad is not None:
                 member.parameter.grad.zero_()
 
@@ -316,14 +353,15 @@ class Bucket:
 
         Args:
             contributions: All dense or all sparse. The first dense one may lie in ``total``. Sparse
-                ones are divided as they are added, so that most elements are written just once:
-                in ``publish``, where gradients are lent.
+                ones are divided as they are added, so that most elements are written just once: in
+                ``publish``, where gradients are lent, or never, where the result is handed over.
             divisor: The world size for a mean of sums; 1 where the contributions are the result.
         """
         if not contributions[0].is_dense:
-            self._deferred = contributions, 1 / divisor
+            self._mean = SparseMean(contributions, 1 / divisor)
             # On a GPU the result is written on the stream that computed the contributions.
-            if not self._lent or self.device.type != 'cpu':
+            waits = self._lent or self.hands_over
+            if not waits or self.device.type != 'cpu':
                 self._spread_into_own()
             return
         result = self.copy_to_total(contributions[0].values)
@@ -337,9 +375,20 @@ class Bucket:
     @property
     def result(self) -> list[Tensor]:
         """What ``assign`` computed, as flat tensors, apart from any ``.grad``."""
-        if self._deferred is not None:
+        if self._mean is not None:
             self._spread_into_own()
         return self.pieces
+
+    @property
+    def mean(self) -> SparseMean | None:
+        """What ``assign`` was given, while it is sparse and written nowhere."""
+        return self._mean
+
+    @property
+    def shown(self) -> Tensor | None:
+        """The float32 ``[n]`` of which every ``.grad`` is a view since ``publish``, if there is."""
+        is_whole = self._shows_own and not self._lent and self._mean is None
+        return self._own if is_whole and self.dtype == torch.float32 else None
 
     def scale(self, factor: Tensor) -> bool:
         """Multiply the result by ``factor``; return whether it is finite then."""
@@ -349,13 +398,14 @@ class Bucket:
 
     def _spread_into_own(self) -> None:
         """Add up sparse contributions in the bucket's own storage."""
-        assert self._deferred is not None
-        (contributions, factor), self._deferred = self._deferred, None
+        assert self._mean is not None
+        mean, self._mean = self._mean, None
         self._lent.clear()
-        ops.kernels(self.device).spread([self._storage()], contributions, factor)
+        mean.spread([self._storage()])
 
     def publish(self) -> None:
-        """Write the result to the ``.grad`` of every parameter that was collected.
+        """Write the result to the ``.grad`` of every parameter that was collected, unless it is
+        handed over.
 
         What the training loop has changed until then is noted for ``touched``, and overwritten.
         """
@@ -363,13 +413,18 @@ class Bucket:
             return
         self._changed = {member.name for member in self.members if self._is_touched(member)}
         self._taken.clear()
-        if self._deferred is not None:
-            (contributions, factor), self._deferred = self._deferred, None
-            ops.kernels(self.device).spread(self.pieces, contributions, factor)
+        if not self.hands_over or self._mean is None:
+            self.write()
+
+    def write(self, unused: Container[str] = ()) -> None:
+        """Make the result every parameter's ``.grad``, but for those of these names."""
+        if self._mean is not None:
+            mean, self._mean = self._mean, None
+            mean.spread(self.pieces)
             if len(self._lent) == len(self.members):
                 self._own = None  # from uncompressed steps before this one
         for member in self.members:
-            if member.name in self._lent:
+            if member.name in self._lent or member.name in unused:
                 continue
             grad = member.parameter.grad
             if grad is not None and grad.is_sparse:
@@ -377,6 +432,21 @@ class Bucket:
             else:
                 member.parameter.grad = self._part(member).data
                 self._shows_own = True
+
+    def take_over(self, unused: Container[str] = ()) -> None:
+        """Replace every ``.grad`` by a lazy one, but for parameters of these names, after an
+        optimizer has applied ``mean``.
+
+        What autograd stored is released here, and its place need not be zeroed.
+        """
+        assert self._mean is not None
+        mean, self._mean = self._mean, None
+        if len(self._lent) == len(self.members):
+            self._own = None  # as in ``write``
+        self._lent.clear()
+        for member in self.members:
+            if member.name not in unused:
+                member.parameter.grad = LazyGradient.of(mean, member.offset, member.parameter)
 
     def add_up(self, contributions: Sequence[Sparse], divisor: int) -> Tensor:
         """Return ``Σ contributions / divisor`` as a new float32 ``[n]``."""

@@ -13,6 +13,11 @@ from dgc.bucket_spec import BucketSpec
 from dgc.ops import Found, Update
 
 
+class NotFiniteError(ArithmeticError):
+    """A pass over a gradient has met an infinity or a NaN, or a sum that is none; see
+    ``Update.into``."""
+
+
 class Corrected:
     """``corrected[n] = residual + gradient``.
 
@@ -56,11 +61,21 @@ class Corrected:
         return self._kernels.sample(self._residual, self._update, positions)
 
     def search(self, threshold: float, limit: int) -> Found:
-        """Return the elements at or above ``threshold``, in order of position, without zeros."""
+        """Return the elements at or above ``threshold``, in order of position, without zeros.
+
+        Raises:
+            NotFiniteError: Where the first search writes the sum elsewhere, and not all of it is
+                finite.
+        """
         if self._update is None:
             return self._kernels.collect(self._residual, threshold, limit)
         update, self._update = self._update, None
-        return self._kernels.accumulate(self._residual, update, threshold, limit)
+        found = self._kernels.accumulate(self._residual, update, threshold, limit)
+        if not found.is_finite:
+            raise NotFiniteError
+        if update.into:
+            self._residual = update.into[0]
+        return found
 
     def materialize(self) -> Tensor:
         """Return all of it, float32 ``[n]``, in the memory's own storage."""

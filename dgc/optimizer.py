@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from dgc.algorithms.deep_gradient_compression import deep_gradient_compression
 from dgc.composition import Composition
 from dgc.engines import Engine, create
+from dgc.handover import offer, step
 from dgc.handshake import broadcast_tensors, gather_states
 from dgc.horovod_settings import check_settings
 from dgc.optim import DGCSGD
@@ -254,9 +255,24 @@ class DistributedOptimizer(Wrapper):
         self.reducer.set_densities(self.steps, self.steps_per_epoch)
         self.source.begin()
         self._synchronized = None
+        # A GradScaler looks at dense gradients before each step.
+        if self.scaling is None and not self._needs_closure:
+            offer(self.buckets, self.optimizer, self._guard.hook)
 
     def synchronize(self) -> bool:
         """Wait until every ``.grad`` holds the mean over the ranks; ``step()`` will not repeat it.
+
+        Returns:
+            False where all ranks skip this step.
+        """
+        usable = self._exchange()
+        for bucket in self.buckets:
+            if usable and bucket.mean is not None:
+                bucket.write(self.reducer.unused)
+        return usable
+
+    def _exchange(self) -> bool:
+        """Wait for the means; leave sparse ones that ``step()`` may apply as they are.
 
         Returns:
             False where all ranks skip this step.
@@ -325,9 +341,14 @@ class DistributedOptimizer(Wrapper):
             with torch.enable_grad():
                 loss = closure()
         self._check_made_by_loop()
-        if self.synchronize():
+        is_own = getattr(self.synchronize, '__func__', None) is DistributedOptimizer.synchronize
+        is_published = self._synchronized is not None or not is_own
+        if self._exchange() if is_own else self.synchronize():
             with self._guard.opened():
-                self.optimizer.step()
+                if is_published:  # the program may have changed the means since
+                    self.optimizer.step()
+                else:
+                    step(self.buckets, self.optimizer, self._guard.hook, self.reducer.unused)
         self._end_step()
         return loss
 

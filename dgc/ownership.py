@@ -36,6 +36,11 @@ class Guard:
         self._is_open = False
         self._handle = optimizer.register_step_pre_hook(self._check)
 
+    @property
+    def hook(self) -> int:
+        """The number of its hook among those before the optimizer's steps."""
+        return self._handle.id
+
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Return a context in which the optimizer may step."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from dgc.buckets import Bucket
 from dgc.composition import Composition
 from dgc.compressors import Compressor, Dense
+from dgc.corrected import NotFiniteError
 from dgc.engines.base import Engine, EngineError, Traffic, no_user
 from dgc.exchanges import AllReduce, Context, Exchange, Scale
 from dgc.exchanges.base import ring_bytes
@@ -78,6 +79,13 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
+def is_finite_mean(bucket: Bucket, result: Sequence[Tensor]) -> bool:
+    """Return whether the result of a bucket is finite, sparse or written to ``result``."""
+    if bucket.mean is not None:
+        return bucket.mean.is_finite
+    return finite(*result, *bucket.pieces)
+
+
 class Outcome(NamedTuple):
     """How the processing of a bucket ended.
 
@@ -100,8 +108,10 @@ class Reducer:
     With ``nonfinite='skip'``, the state of all parts is copied before a bucket is processed and
     restored on all ranks where any bucket turns out non-finite, or where the engine fails, so that
     a skipped step changes no state. The copy costs 4 bytes per element and state tensor (8 for
-    momentum correction), and one more pass over them. With 'stop' nothing is copied: training goes
-    on from a checkpoint.
+    momentum correction), and one more pass over them. Memories with a C++ kernel are not copied:
+    they are written anew beside the present ones (``Bucket.renew``), in the same pass, which also
+    finds what is not finite. With 'stop' nothing is copied, and gradients are looked at before a
+    memory is changed: training goes on from a checkpoint.
 
     The engine's thread reads gradients and writes no result to them; ``synchronize`` does, so that
     no write of the training loop before that can make the ranks' results differ.
@@ -249,6 +259,9 @@ class Reducer:
         self.skips = 0 if usable else self.skips + 1
         if not usable:
             self._roll_back()
+            for bucket in self.buckets:  # so that .grad shows what was not finite
+                if bucket.mean is not None and bucket.hands_over:
+                    bucket.write()
         self._release(usable and not is_final)
         if not usable and self.composition.nonfinite == 'stop':
             raise self._non_finite(outcomes)
@@ -363,8 +376,10 @@ class Reducer:
         try:
             with self._stream(bucket.device), without_autocast(bucket.device):
                 gradients_complete.wait()
+                bucket.renews = self._renews
                 if self.composition.nonfinite == 'skip':
-                    self._snapshots[index] = bucket.state.snapshot()
+                    renewed = self.composition.memory.renewed(bucket)
+                    self._snapshots[index] = bucket.state.snapshot(renewed)
                 return self._process(index)
         except BaseException:
             self._failed = True
@@ -411,10 +426,11 @@ class Reducer:
             bucket.gradient.copy_(composition.transform.inverse(result[0], spec))
         else:
             bucket.assign(contributions, divisor)
-            if may_overflow or composition.memory.needs_mean:
+            is_narrow = bucket.dtype != torch.float32
+            if composition.memory.needs_mean or (may_overflow and is_narrow):
                 result = bucket.result
         # The result before a transform's last step: the sign of a NaN is 0.
-        if not non_finite and may_overflow and not finite(*result, *bucket.pieces):
+        if not non_finite and may_overflow and not is_finite_mean(bucket, result):
             # A sum of finite gradients, or a residual gathered over many steps, may exceed what
             # their type holds; the same on all ranks.
             non_finite = True
@@ -471,7 +487,9 @@ class Reducer:
         composition, bucket = self.composition, self.buckets[index]
         if self._discards:
             bucket.pieces[0][0] = torch.nan
-        is_finite = finite(*bucket.pieces)
+        # The pass that renews a memory finds what is not finite, and leaves the memory as it was.
+        checks = not composition.memory.renewed(bucket)
+        is_finite = not checks or finite(*bucket.pieces)
         if not is_finite:
             self._failures.extend(not_finite(bucket))
         elif composition.clipping is not None and composition.overlaps:
@@ -490,13 +508,32 @@ class Reducer:
                 self._kept[index] = bucket.state.copy_of(bucket.unused)
             if not composition.transform.is_identity:
                 bucket.transformed = composition.transform.forward(bucket.gradient, bucket.spec)
-            selected = composition.memory.select(bucket, compressor)
+            try:
+                selected = composition.memory.select(bucket, compressor)
+            except NotFiniteError:
+                bucket.revert()
+                self._failures.extend(list(not_finite(bucket)) or [bucket.name])
+                return non_finite_message(bucket, compressor.payload), False
             bucket.transformed = None
-            if finite(selected.values):
+            if not checks or finite(selected.values):
                 return selected, True
             # Finite gradients can add up to more than float32 holds.
             self._failures.append(bucket.name)
         return non_finite_message(bucket, compressor.payload), False
+
+    @property
+    def _renews(self) -> bool:
+        """Whether memories may be written anew beside the present ones: nothing else of a step
+        reads the gradient before them, or changes it, and none before an earlier exchange of the
+        step is still needed, whose place they would take."""
+        composition = self.composition
+        return (
+            composition.nonfinite == 'skip'
+            and not self._earlier
+            and composition.clipping is None
+            and composition.transform.is_identity
+            and type(composition.exchange).prepare is Exchange.prepare
+        )
 
     def _route(self, bucket: Bucket) -> tuple[Compressor, Exchange, int]:
         """Return compressor, exchange and the number of elements that a rank may send.

@@ -221,9 +221,9 @@ class ElasticOptimizer(DistributedOptimizer):
         self.committed = True
         return loss
 
-    def synchronize(self) -> bool:
+    def _exchange(self) -> bool:
         """As in DistributedOptimizer. Raises LostError where the step is applied on no worker."""
-        usable = super().synchronize()
+        usable = super()._exchange()
         if not usable and self._stops:
             raise NonFiniteGradientError('a gradient is not finite on a worker', self.engine.rank)
         return usable

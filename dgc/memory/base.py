@@ -80,6 +80,15 @@ class Memory(ABC):
     def add_error(self, bucket: Bucket, error: Sparse) -> None:
         """Add quantization and truncation errors to the residual."""
 
+    def renewed(self, bucket: Bucket) -> Sequence[str]:
+        """Return the ``buffers`` that ``select`` writes anew, apart from the present ones, where
+        the bucket keeps these (``Bucket.renews``).
+
+        It then raises ``NotFiniteError`` where the gradient or a sum is not finite, so that neither
+        needs a pass of its own.
+        """
+        return ()
+
     def corrected(self, bucket: Bucket) -> Corrected:
         """Return what ``compensate`` computes, deferred where a fused kernel can compute it."""
         return deferred(bucket, self.compensate(bucket))

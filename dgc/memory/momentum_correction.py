@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from dgc.buckets import Bucket
 from dgc.corrected import Corrected
 from dgc.memory.base import Memory, clear, deferred
-from dgc.ops import Update, is_fused
+from dgc.ops import Update, is_fused, is_native
 from dgc.sparse import Sparse
 
 
@@ -62,12 +64,22 @@ class MomentumCorrection(Memory):
             u.mul_(bucket.momentum).add_(gradient)
             v.add_(u)
 
+    def renewed(self, bucket: Bucket) -> Sequence[str]:
+        """Both, where the C++ kernel adds the gradient."""
+        renews = bucket.renews and is_native(bucket.device) and self._is_fused(bucket)
+        return ('velocity', 'momentum') if renews else ()
+
+    def _is_fused(self, bucket: Bucket) -> bool:
+        """Return whether a kernel adds the gradient of this step."""
+        return not bucket.continued and is_fused(bucket.contribution_dtype, bucket.device)
+
     def corrected(self, bucket: Bucket) -> Corrected:
         """``compensate``, fused with the compressor's search."""
-        if bucket.continued or not is_fused(bucket.contribution_pieces[0].dtype, bucket.device):
+        if not self._is_fused(bucket):
             return super().corrected(bucket)
         u, v = bucket.buffers['momentum'], bucket.buffers['velocity']
-        update = Update(bucket.contribution_pieces, u, bucket.momentum, bucket.nesterov)
+        into = bucket.renew(self.renewed(bucket))
+        update = Update(bucket.contribution_pieces, u, bucket.momentum, bucket.nesterov, into)
         return deferred(bucket, v, update)
 
     def remove_sent(self, bucket: Bucket, sent: Sparse) -> None:

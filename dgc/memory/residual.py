@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from dgc.buckets import Bucket
 from dgc.corrected import Corrected
 from dgc.memory.base import Memory, clear, deferred
-from dgc.ops import Update, is_fused
+from dgc.ops import Update, is_fused, is_native
 from dgc.sparse import Sparse
 
 
@@ -40,11 +42,22 @@ class Residual(Memory):
                     part.mul_(self.decay)
         return residual.add_(bucket.contribution)
 
+    def renewed(self, bucket: Bucket) -> Sequence[str]:
+        """The residual, where the C++ kernel adds the gradient."""
+        renews = bucket.renews and is_native(bucket.device) and self._is_fused(bucket)
+        return ('residual',) if renews else ()
+
+    def _is_fused(self, bucket: Bucket) -> bool:
+        """Return whether a kernel adds the gradient of this step."""
+        return self.decay == 1 and is_fused(bucket.contribution_dtype, bucket.device)
+
     def corrected(self, bucket: Bucket) -> Corrected:
         """``compensate``, fused with the compressor's search."""
-        if self.decay != 1 or not is_fused(bucket.contribution_pieces[0].dtype, bucket.device):
+        if not self._is_fused(bucket):
             return super().corrected(bucket)
-        return deferred(bucket, bucket.buffers['residual'], Update(bucket.contribution_pieces))
+        residual = bucket.buffers['residual']
+        into = bucket.renew(self.renewed(bucket))
+        return deferred(bucket, residual, Update(bucket.contribution_pieces, into=into))
 
     def remove_sent(self, bucket: Bucket, sent: Sparse) -> None:
         """``residual ← 0`` at the positions that were sent."""

@@ -27,9 +27,10 @@ from dgc.ops.cache import CacheError, cache_folders, check_trusted, make_trusted
 log = logging.getLogger('dgc')
 
 SOURCES = Path(__file__).parent / 'csrc'
-# Contraction would round a product and a sum once; PyTorch, the reference, rounds both.
+# Contraction would round a product and a sum once wherever the compiler likes. PyTorch, the
+# reference, does so in some operations only, which are written as ``std::fma``.
 FLAGS = ['-O3', '-std=c++20', '-fPIC', '-fopenmp', '-ffp-contract=off', '-Wall']
-AVX2 = ['-mavx2', '-mf16c']
+AVX2 = ['-mavx2', '-mf16c', '-mfma']
 AVX512 = [*AVX2, '-mavx512f', '-mavx512bw', '-mavx512vl', '-mavx512dq']
 INSTRUCTION_SETS = {
     'baseline': [],
@@ -145,7 +146,11 @@ def _compile(compiler: list[str], scratch: Path) -> Path:
     flags = [*FLAGS, *abi_flags(), *(['-DDGC_X86'] if is_x86() else [])]
     sets = INSTRUCTION_SETS if is_x86() else {'baseline': []}
     include = ['-isystem', str(torch_folder / 'include')]
-    jobs = [('kernels', name, [*options, f'-DDGC_ISA={name}']) for name, options in sets.items()]
+    jobs = [
+        (source, f'{source}-{name}', [*options, f'-DDGC_ISA={name}'])
+        for source in ('kernels', 'updates')
+        for name, options in sets.items()
+    ]
     jobs += [(name, name, include) for name in ('bindings', 'codec', 'elias_fano')]
     objects = []
     for source, name, options in jobs:

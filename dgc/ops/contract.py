@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 import torch
@@ -34,12 +35,15 @@ class Update(NamedTuple):
         momentum_buffer: ``u``, float32 ``[n]``, updated in place; or ``None``.
         momentum: ``m``.
         nesterov: whether the third rule is used, given a momentum buffer.
+        into: float32 ``[n]``, apart from all others: ``v``, and ``u`` where there is one, are
+            written there, and the present ones stay as they are. Empty to update in place.
     """
 
     gradients: Sequence[Tensor]
     momentum_buffer: Tensor | None = None
     momentum: float = 0.0
     nesterov: bool = False
+    into: Sequence[Tensor] = ()
 
     @property
     def gradient(self) -> Tensor:
@@ -54,11 +58,71 @@ class Found(NamedTuple):
         total: the number of them, also where that is more than ``limit``.
         indices: int64 ``[min(total, limit)]``, ascending: the positions of the first ones.
         values: float32, the elements at these positions.
+        is_finite: of an update that is written elsewhere, whether all of the result is; where not,
+            nothing else is of use. Otherwise True.
     """
 
     total: int
     indices: Tensor
     values: Tensor
+    is_finite: bool = True
+
+
+class Step(IntEnum):
+    """An optimizer's update of a parameter ``w`` with its gradient ``g``.
+
+    ``b`` is a buffer of its shape, and ``s0``, ``s1``, … are settings.
+
+        NONE               nothing: the parameter took no part in the step
+        SCALED             w ← s0·w + s1·g
+        DECAYED            b ← s1·b + s2·w,  w ← w − s0·b − s0·g
+        DECAYED_NESTEROV   b ← s1·b + s2·w,  w ← w − s0·(s2·w + s1·b) − s0·g
+        MOMENTUM           h = g + s3·w,  b ← s1·b + s2·h,  w ← w + s0·b
+        NESTEROV           h = g + s3·w,  b ← s1·b + s2·h,  w ← w + s0·(h + s1·b)
+        DECOUPLED          w ← w + s0·(g + s1·w)
+    """
+
+    NONE = 0
+    SCALED = 1
+    DECAYED = 2
+    DECAYED_NESTEROV = 3
+    MOMENTUM = 4
+    NESTEROV = 5
+    DECOUPLED = 6
+
+    @property
+    def has_buffer(self) -> bool:
+        """Whether there is a ``b``."""
+        return self not in (Step.NONE, Step.SCALED, Step.DECOUPLED)
+
+    @property
+    def example(self) -> tuple[float, ...]:
+        """Settings such as occur in training."""
+        return {
+            Step.NONE: (),
+            Step.SCALED: (0.997, -0.07),
+            Step.DECAYED: (0.07, 0.9, 0.003),
+            Step.DECAYED_NESTEROV: (0.07, 0.9, 0.003),
+            Step.MOMENTUM: (-0.07, 0.9, 0.97, 0.003),
+            Step.NESTEROV: (-0.07, 0.9, 1.0, 0.003),
+            Step.DECOUPLED: (-0.07, 0.003),
+        }[self]
+
+
+class Target(NamedTuple):
+    """A parameter of a bucket, and how an optimizer updates it.
+
+    Attributes:
+        parameter: ``w``.
+        step: Which update.
+        buffer: ``b``; None where the step has none.
+        settings: ``s0``, ``s1``, … of the step.
+    """
+
+    parameter: Tensor
+    step: Step
+    buffer: Tensor | None = None
+    settings: Sequence[float] = ()
 
 
 class Kernels(Protocol):
@@ -72,7 +136,7 @@ class Kernels(Protocol):
     def accumulate(
         self, accumulated: Tensor, update: Update, threshold: float, limit: int
     ) -> Found:
-        """Apply the update in place, and find the elements then at or above the threshold."""
+        """Apply the update, and find the elements then at or above the threshold."""
 
     def collect(self, values: Tensor, threshold: float, limit: int) -> Found:
         """Find the elements at or above the threshold. Reads only."""

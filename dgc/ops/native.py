@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from dgc.ops import reference
-from dgc.ops.contract import FUSED_TYPES, Found, Update, is_aligned
+from dgc.ops.contract import FUSED_TYPES, Found, Step, Target, Update, is_aligned
 from dgc.sparse import Sparse, indices_of
 
 log = logging.getLogger('dgc')
 
 PLAINLY = 'compressing in plain PyTorch, several times slower'
 PLAIN, MOMENTUM, NESTEROV = range(3)  # Rule in csrc/kernels.h
+SETTINGS = 4  # of a parameter, kSettings in csrc/updates.h
 
 
 def load() -> bool:
@@ -51,10 +52,10 @@ def load() -> bool:
 
 def accumulate(accumulated: Tensor, update: Update, threshold: float, limit: int) -> Found:
     """Compute ``reference.accumulate`` in one pass over memory."""
-    indices, values, count = torch.ops.dgc.accumulate(
-        accumulated, *_arguments(update), threshold, limit
+    indices, values, count, is_finite = torch.ops.dgc.accumulate(
+        accumulated, *_arguments(update), threshold, limit, update.into
     )
-    return Found(count, indices, values)
+    return Found(count, indices, values, is_finite or not update.into)
 
 
 def collect(values: Tensor, threshold: float, limit: int) -> Found:
@@ -89,6 +90,38 @@ def step(parameter: Tensor, gradient: Tensor, buffer: Tensor, group: dict[str, A
         group['weight_decay'],
         group['nesterov'],
     )
+    note_written([parameter, buffer])
+
+
+def apply(
+    targets: Sequence[Target],
+    contributions: Sequence[Sparse],
+    scale: float = 1.0,
+    gradient: Tensor | None = None,
+) -> None:
+    """Compute ``reference.apply`` in one pass over the parameters and their buffers."""
+    settings: list[float] = []
+    for target in targets:
+        settings += target.settings
+        settings += [0.0] * (SETTINGS - len(target.settings))
+    buffers = [target.buffer for target in targets if target.buffer is not None]
+    torch.ops.dgc.apply(
+        [target.parameter.detach() for target in targets],
+        buffers,
+        [target.step for target in targets],
+        settings,
+        [readable(indices_of(contribution)) for contribution in contributions],
+        [readable(contribution.values) for contribution in contributions],
+        scale,
+        None if gradient is None else readable(gradient),
+    )
+    written = [target.parameter for target in targets if target.step is not Step.NONE]
+    note_written([*written, *buffers])
+
+
+def note_written(tensors: Sequence[Tensor]) -> None:
+    """Raise the versions of tensors, so that autograd refuses a graph that needs what they were."""
+    torch.autograd.graph.increment_version([each for each in tensors if not each.is_inference()])
 
 
 def finite(tensors: Sequence[Tensor]) -> bool:

@@ -7,18 +7,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dgc.ops.contract import Found, Update
+from dgc.ops.contract import Found, Step, Target, Update
 from dgc.sparse import Sparse
 
 SMALLEST = 2.0**-149  # of the positive float32 numbers
 
 
 def accumulate(accumulated: Tensor, update: Update, threshold: float, limit: int) -> Found:
-    """Apply the update in place, then ``collect``: one pass over memory per operation.
+    """Apply the update, then ``collect``: one pass over memory per operation.
 
     The order of operations in each rule is fixed, since the fused kernels round alike.
     """
     gradient, u, m = update.gradient, update.momentum_buffer, update.momentum
+    if update.into:
+        accumulated = update.into[0].copy_(accumulated)
+        u = None if u is None else update.into[1].copy_(u)
     if u is None:
         accumulated.add_(gradient)
     elif update.nesterov:
@@ -27,7 +30,8 @@ def accumulate(accumulated: Tensor, update: Update, threshold: float, limit: int
     else:
         u.mul_(m).add_(gradient)
         accumulated.add_(u)
-    return collect(accumulated, threshold, limit)
+    found = collect(accumulated, threshold, limit)
+    return found._replace(is_finite=finite([accumulated])) if update.into else found
 
 
 def collect(values: Tensor, threshold: float, limit: int) -> Found:
@@ -70,6 +74,50 @@ def spread(pieces: Sequence[Tensor], contributions: Sequence[Sparse], scale: flo
         contribution.add_to(total, alpha=scale)
     if not alone:
         fill(pieces, total)
+
+
+def apply(
+    targets: Sequence[Target],
+    contributions: Sequence[Sparse],
+    scale: float = 1.0,
+    gradient: Tensor | None = None,
+) -> None:
+    """Update parameters as their optimizer would with the gradient ``scale · Σ contributions``.
+
+    Args:
+        targets: Parameters that lie one after another in ``[n]``.
+        contributions: Sparse messages of n elements, added in their order.
+        scale: A factor, such as 1 / world size.
+        gradient: Float32 ``[n]``, in the place of the contributions.
+    """
+    parameters = [target.parameter.detach() for target in targets]
+    gradients = [torch.zeros(parameter.numel()) for parameter in parameters]
+    if gradient is None:
+        spread(gradients, contributions, scale)
+    else:
+        gradients = [*gradient.split([len(each) for each in gradients])]
+    for target, parameter, gradient in zip(targets, parameters, gradients, strict=True):
+        update(parameter, gradient.view(parameter.shape), target)
+
+
+def update(w: Tensor, g: Tensor, target: Target) -> None:
+    """Take one ``Step``, by the operations of the optimizer's own ``step()`` in their order."""
+    step, b, s = target.step, target.buffer, target.settings
+    if step is Step.SCALED:
+        w.mul_(s[0]).add_(g, alpha=s[1])
+    elif step is Step.DECOUPLED:
+        w.add_(g.add(w, alpha=s[1]), alpha=s[0])
+    elif step is not Step.NONE:
+        assert b is not None
+        if step in (Step.DECAYED, Step.DECAYED_NESTEROV):
+            decay = w * s[2]
+            b.mul_(s[1]).add_(decay)
+            decay = decay + b * s[1] if step is Step.DECAYED_NESTEROV else b
+            w.sub_(decay * s[0]).sub_(g * s[0])
+        else:
+            h = g.add(w, alpha=s[3]) if s[3] else g
+            b.mul_(s[1]).add_(h, alpha=s[2])
+            w.add_(h.add(b, alpha=s[1]) if step is Step.NESTEROV else b, alpha=s[0])
 
 
 def fill(pieces: Sequence[Tensor], flat: Tensor) -> None:

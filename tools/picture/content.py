@@ -46,12 +46,14 @@ LAYERS = (
     Layer('application', ('train.py', 'configs/', 'utils/', 'models/', 'datasets/')),
     Layer('front doors', ('optimizer', 'local_steps', 'hooks', 'parameter_server/', 'elastic/')),
     Layer('published systems', ('algorithms/',)),
-    Layer('running', ('horovod_settings', 'ownership', 'sources', 'wrapper')),
+    Layer('running', ('horovod_settings', 'handover', 'ownership', 'sources', 'wrapper')),
     Layer('running', ('wiring', 'calibration', 'reducer', 'scaling', 'optim/')),
     Layer('composition', ('composition', 'planner/', 'volume')),
     Layer('parts', ('memory/', 'exchanges/', 'clipping', 'nonfinite')),
     Layer('parts', ('compressors/', 'buckets', 'bucket_state', 'handshake', 'saved_state')),
-    Layer('parts', ('transforms/', 'codec/', 'engines/', 'costmodel', 'corrected', 'state')),
+    Layer(
+        'parts', ('transforms/', 'codec/', 'engines/', 'costmodel', 'corrected', 'mean', 'state')
+    ),
     Layer(
         'values',
         ('bucket_spec', 'rules', 'schedule', 'sparse', 'ops/', 'timeline', 'profile', 'checks'),

@@ -23,6 +23,8 @@ if __name__ == '__main__':  # before the library is loaded
 
 from dgc.engines.base import as_bytes
 from dgc.ops import native
+from dgc.ops.contract import Step
+from dgc.ops.native import SETTINGS
 from tools.harness.cli import Parser
 
 PROGRAM = 'tools.sanitize.fuzz'
@@ -94,6 +96,10 @@ class Draw(random.Random):
             return other
         return tensor[: len(tensor) // 2]
 
+    def like(self, number: float) -> float:
+        """Any number of the same type."""
+        return self.whole() if isinstance(number, int) else self.number()
+
 
 def update(draw: Draw) -> list[Any]:
     """The arguments that a memory's update has: v, gradients, u, rule and momentum."""
@@ -105,7 +111,10 @@ def update(draw: Draw) -> list[Any]:
 
 def accumulate(draw: Draw) -> list[Any]:
     """Arguments of accumulate."""
-    return [*update(draw), abs(draw.number()), draw.randrange(100)]
+    arguments = update(draw)
+    numel, buffers = len(arguments[0]), 1 if arguments[2] is None else 2
+    into = [draw.tensor(numel, torch.float32) for _ in range(draw.choice((0, buffers)))]
+    return [*arguments, abs(draw.number()), draw.randrange(100), into]
 
 
 def sample(draw: Draw) -> list[Any]:
@@ -139,6 +148,21 @@ def step(draw: Draw) -> list[Any]:
     numel = draw.choice(SIZES)
     tensors = [draw.tensor(numel, torch.float32) for _ in range(3)]
     return [*tensors, *(draw.number() for _ in range(3)), draw.random() < 0.5]
+
+
+def apply(draw: Draw) -> list[Any]:
+    """Arguments of apply: a sparse mean, or a dense one."""
+    numel = draw.choice(SIZES)
+    parameters = draw.pieces(draw.tensor(numel, torch.float32))
+    steps = [draw.randrange(len(Step)) for _ in parameters]
+    pairs = zip(parameters, steps, strict=True)
+    buffers = [each.clone() for each, step in pairs if Step(step).has_buffer]
+    settings = [draw.number() for _ in range(SETTINGS * len(parameters))]
+    if draw.random() < 0.3:
+        return [parameters, buffers, steps, settings, [], [], 1.0, torch.ones(numel)]
+    indices = [draw.indices(draw.randrange(50), numel) for _ in range(draw.randrange(4))]
+    values = [draw.tensor(len(each), torch.float32) for each in indices]
+    return [parameters, buffers, steps, settings, indices, values, draw.number(), None]
 
 
 def in_order(draw: Draw) -> list[Any]:
@@ -188,6 +212,7 @@ OPERATORS: dict[str, Callable[[Draw], list[Any]]] = {
     'finite': finite,
     'spread': spread,
     'step': step,
+    'apply': apply,
     'in_order': in_order,
     'linear_encode': encode,
     'qsgd_encode': qsgd_encode,
@@ -205,7 +230,9 @@ def spoil(draw: Draw, arguments: list[Any]) -> None:
         arguments[place] = draw.spoiled(old)
     elif isinstance(old, list) and old:
         inner = draw.randrange(len(old))
-        arguments[place] = [*old[:inner], draw.spoiled(old[inner]), *old[inner + 1 :]]
+        was = old[inner]
+        spoilt = draw.spoiled(was) if isinstance(was, Tensor) else draw.like(was)
+        arguments[place] = [*old[:inner], spoilt, *old[inner + 1 :]]
     elif isinstance(old, bool | list) or old is None:
         return
     elif isinstance(old, int):

@@ -14,6 +14,7 @@
 
 #include "checks.h"
 #include "kernels.h"
+#include "updates.h"
 
 namespace dgc {
 namespace {
@@ -23,18 +24,40 @@ using at::Tensor;
 // Elements per thread: below this, starting a second thread costs more than it saves.
 constexpr int64_t kGrain = 32768;
 
+// Elements from which on new buffers of a memory are written past the caches: 4 MiB each.
+constexpr int64_t kStreamed = 1 << 20;
+
+// Ranges of threads begin at multiples of it, so that blocks are aligned.
+constexpr int64_t kAligned = 512;
+
+#ifdef DGC_X86
+bool has_avx2() {
+  static const bool has =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("fma");
+  return has;
+}
+
+bool has_avx512() {
+  static const bool has = has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  return has;
+}
+#endif
+
 const Kernels& kernels() {
 #ifdef DGC_X86
-  static const Kernels& chosen =
-      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")
-          ? avx512_kernels()
-      : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") ? avx2_kernels()
-                                                                         : baseline_kernels();
-  return chosen;
-#else
-  return baseline_kernels();
+  if (has_avx512()) return avx512_kernels();
+  if (has_avx2()) return avx2_kernels();
 #endif
+  return baseline_kernels();
+}
+
+ApplyLoop apply_loop() {
+#ifdef DGC_X86
+  if (has_avx512()) return avx512_apply;
+  if (has_avx2()) return avx2_apply;
+#endif
+  return baseline_apply;
 }
 
 void check_positions(const Tensor& positions, uint64_t numel) {
@@ -84,26 +107,43 @@ Memory memory_of(const Tensor& v, at::TensorList gradients, const std::optional<
   }
   memory.gradient = pieces_of<const void>(gradients, gradients[0].scalar_type(), v.numel(),
                                           [](const Tensor& t) { return t.const_data_ptr(); });
-  memory.v = v.data_ptr<float>();
+  memory.v = memory.new_v = v.data_ptr<float>();
+  memory.new_u = memory.u;
   return memory;
 }
 
+// Write the updated buffers to others, v's first, in the place of their own.
+void write_to(Memory* memory, at::TensorList into, int64_t numel) {
+  const size_t wanted = memory->u == nullptr ? 1 : 2;
+  TORCH_CHECK(into.size() == wanted, "dgc: ", wanted, " new buffers are expected, got ", into.size());
+  for (const Tensor& each : into) {
+    check_flat(each, at::kFloat, "a memory's new buffer");
+    TORCH_CHECK(each.numel() == numel, "dgc: ", each.numel(), " elements of a new buffer, ", numel, " accumulated");
+  }
+  memory->new_v = into[0].data_ptr<float>();
+  if (wanted == 2) memory->new_u = into[1].data_ptr<float>();
+  memory->streams = numel >= kStreamed;
+}
+
 using Search = std::function<void(int64_t begin, int64_t end, Found*)>;
-using Selection = std::tuple<Tensor, Tensor, int64_t>;
+using Selection = std::tuple<Tensor, Tensor, int64_t, bool>;
 
 // One range of positions per thread. The results are concatenated in order of position, so that the
 // first `limit` of them do not depend on the number of threads.
 Selection search(int64_t numel, int64_t limit, const Search& one_range) {
   const int64_t ranges = std::clamp<int64_t>(numel / kGrain, 1, at::get_num_threads());
   std::vector<Found> found(ranges);
+  const auto begin = [&](int64_t range) {
+    return range == ranges ? numel : numel * range / ranges / kAligned * kAligned;
+  };
   at::parallel_for(0, ranges, 1, [&](int64_t first, int64_t last) {
-    for (int64_t range = first; range < last; ++range) {
-      one_range(numel * range / ranges, numel * (range + 1) / ranges, &found[range]);
-    }
+    for (int64_t range = first; range < last; ++range) one_range(begin(range), begin(range + 1), &found[range]);
   });
   int64_t count = 0, stored = 0;
+  bool is_finite = true;
   for (const Found& part : found) {
     count += part.count;
+    is_finite = is_finite && part.is_finite;
     stored += static_cast<int64_t>(part.values.size());
   }
   stored = std::min(stored, limit);
@@ -115,23 +155,25 @@ Selection search(int64_t numel, int64_t limit, const Search& one_range) {
     std::copy_n(part.values.begin(), take, values.data_ptr<float>() + written);
     written += take;
   }
-  return {indices, values, count};
+  return {indices, values, count, is_finite};
 }
 
 Selection accumulate(const Tensor& v, at::TensorList gradients, const std::optional<Tensor>& u, int64_t rule, double m,
-                     double threshold, int64_t limit) {
-  const Memory memory = memory_of(v, gradients, u, rule, m);
+                     double threshold, int64_t limit, at::TensorList into) {
+  Memory memory = memory_of(v, gradients, u, rule, m);
+  if (!into.empty()) write_to(&memory, into, v.numel());
   return search(v.numel(), limit, [&](int64_t begin, int64_t end, Found* found) {
     kernels().accumulate(memory, begin, end, static_cast<float>(threshold), limit, found);
   });
 }
 
-Selection collect(const Tensor& values, double threshold, int64_t limit) {
+std::tuple<Tensor, Tensor, int64_t> collect(const Tensor& values, double threshold, int64_t limit) {
   check_flat(values, at::kFloat, "values");
   const float* data = values.const_data_ptr<float>();
-  return search(values.numel(), limit, [&](int64_t begin, int64_t end, Found* found) {
+  auto [indices, chosen, count, _] = search(values.numel(), limit, [&](int64_t begin, int64_t end, Found* found) {
     kernels().collect(data, begin, end, static_cast<float>(threshold), limit, found);
   });
+  return {indices, chosen, count};
 }
 
 Tensor sample(const Tensor& v, at::TensorList gradients, const std::optional<Tensor>& u, int64_t rule, double m,
@@ -207,12 +249,77 @@ void step(const Tensor& parameter, const Tensor& gradient, const Tensor& buffer,
                    [&](int64_t begin, int64_t end) { kernels().step(given, begin, end); });
 }
 
+// The data of a contiguous float32 tensor of `numel` elements.
+float* data_of(const Tensor& tensor, int64_t numel) {
+  TORCH_CHECK(tensor.device().is_cpu() && tensor.is_contiguous() && tensor.scalar_type() == at::kFloat &&
+                  tensor.numel() == numel,
+              "dgc: an optimizer's step takes contiguous float32 tensors of the size of their parameter, got ",
+              tensor.scalar_type(), " ", tensor.sizes());
+  TORCH_CHECK(is_aligned(tensor), "dgc: a tensor of a step does not lie at a multiple of the size of its elements: clone it");
+  return tensor.data_ptr<float>();
+}
+
+bool needs_buffer(Step step) {
+  return step != Step::kNone && step != Step::kScaled && step != Step::kDecoupled;
+}
+
+// The parameters of a bucket, one after another. `buffers` are those of the steps that need one, in
+// order; `settings` are kSettings numbers a parameter.
+std::vector<Target> targets_of(at::TensorList parameters, at::TensorList buffers, at::IntArrayRef steps,
+                               at::ArrayRef<double> settings) {
+  TORCH_CHECK(parameters.size() == steps.size() && parameters.size() * kSettings == settings.size(),
+              "dgc: a step and ", kSettings, " settings are expected for each of ", parameters.size(), " parameters");
+  std::vector<Target> targets;
+  int64_t begin = 0;
+  size_t used = 0;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const int64_t numel = parameters[i].numel();
+    TORCH_CHECK(steps[i] >= 0 && steps[i] < kSteps, "dgc: there is no step ", steps[i]);
+    Target target{static_cast<Step>(steps[i]), nullptr, nullptr, begin, {}};
+    if (target.step != Step::kNone) target.w = data_of(parameters[i], numel);
+    if (needs_buffer(target.step)) {
+      TORCH_CHECK(used < buffers.size(), "dgc: a buffer of an optimizer is missing");
+      target.b = data_of(buffers[used++], numel);
+    }
+    for (int64_t s = 0; s < kSettings; ++s) target.settings[s] = static_cast<float>(settings[i * kSettings + s]);
+    targets.push_back(target);
+    begin += numel;
+  }
+  TORCH_CHECK(used == buffers.size(), "dgc: ", buffers.size(), " buffers of an optimizer, ", used, " are used");
+  targets.push_back({Step::kNone, nullptr, nullptr, begin, {}});
+  return targets;
+}
+
+// Each element is updated by one thread, so that the result does not depend on their number.
+void apply(at::TensorList parameters, at::TensorList buffers, at::IntArrayRef steps, at::ArrayRef<double> settings,
+           at::TensorList indices, at::TensorList values, double scale, const std::optional<Tensor>& gradient) {
+  const std::vector<Target> targets = targets_of(parameters, buffers, steps, settings);
+  const int64_t numel = targets.back().begin;
+  TORCH_CHECK(indices.size() == values.size(), "dgc: indices of ", indices.size(), " contributions, values of ", values.size());
+  Mean mean{nullptr, {}, static_cast<float>(scale)};
+  if (gradient.has_value()) {
+    check_flat(*gradient, at::kFloat, "a gradient");
+    TORCH_CHECK(gradient->numel() == numel && indices.empty(), "dgc: a gradient of ", gradient->numel(), " elements without contributions is expected to have ", numel);
+    mean.dense = gradient->const_data_ptr<float>();
+  }
+  for (size_t c = 0; c < indices.size(); ++c) {
+    check_positions(indices[c], numel);
+    check_flat(values[c], at::kFloat, "the values of a contribution");
+    const int64_t* at = indices[c].const_data_ptr<int64_t>();
+    const int64_t count = indices[c].numel();
+    TORCH_CHECK(values[c].numel() == count, "dgc: a contribution has ", count, " indices and ", values[c].numel(), " values");
+    TORCH_CHECK(std::is_sorted(at, at + count), "dgc: the indices of a contribution do not ascend");
+    mean.contributions.push_back({at, values[c].const_data_ptr<float>(), count});
+  }
+  at::parallel_for(0, numel, kGrain, [&](int64_t begin, int64_t end) { apply_loop()(targets, mean, begin, end); });
+}
+
 }  // namespace
 
 TORCH_LIBRARY(dgc, library) {
   library.def(
       "accumulate(Tensor(a!) accumulated, Tensor[] gradients, Tensor(b!)? momentum_buffer, int rule, float momentum, "
-      "float threshold, int limit) -> (Tensor, Tensor, int)");
+      "float threshold, int limit, Tensor(c!)[] into) -> (Tensor, Tensor, int, bool)");
   library.def("collect(Tensor values, float threshold, int limit) -> (Tensor, Tensor, int)");
   library.def(
       "sample(Tensor accumulated, Tensor[] gradients, Tensor? momentum_buffer, int rule, float momentum, "
@@ -223,6 +330,9 @@ TORCH_LIBRARY(dgc, library) {
   library.def(
       "step(Tensor(a!) parameter, Tensor gradient, Tensor(b!) buffer, float rate, float momentum, float decay, "
       "bool nesterov) -> ()");
+  library.def(
+      "apply(Tensor(a!)[] parameters, Tensor(b!)[] buffers, int[] steps, float[] settings, Tensor[] indices, "
+      "Tensor[] values, float scale, Tensor? gradient) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(dgc, CompositeExplicitAutograd, library) {  // on any device
@@ -236,6 +346,7 @@ TORCH_LIBRARY_IMPL(dgc, CPU, library) {
   library.impl("finite", finite);
   library.impl("spread", spread);
   library.impl("step", step);
+  library.impl("apply", apply);
 }
 
 }  // namespace dgc

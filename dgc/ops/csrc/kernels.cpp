@@ -7,7 +7,7 @@
 #include <cstring>
 #include <limits>
 
-#ifdef __F16C__
+#if defined(__F16C__) || defined(__AVX__)
 #include <immintrin.h>
 #endif
 
@@ -88,34 +88,61 @@ inline const float* gradient_block(Type type, const void* piece, int64_t offset,
   return buffer;
 }
 
-// The three rules over one block; each returns the largest magnitude that v then has.
-int32_t plain(const float* __restrict g, float* __restrict v, int64_t count) {
+// The three rules over one block; each returns the largest magnitude that v then has. The new buffers
+// are the old ones, or do not overlap them.
+int32_t plain(const float* g, const float* v, float* new_v, int64_t count) {
   int32_t largest = 0;
+#pragma GCC ivdep
   for (int64_t i = 0; i < count; ++i) {
-    v[i] = v[i] + g[i];
-    largest = std::max(largest, magnitude(v[i]));
+    const float sum = v[i] + g[i];
+    new_v[i] = sum;
+    largest = std::max(largest, magnitude(sum));
   }
   return largest;
 }
 
-int32_t momentum(const float* __restrict g, float* __restrict u, float* __restrict v, int64_t count, float m) {
+int32_t momentum(const float* g, const float* u, const float* v, float* new_u, float* new_v, int64_t count, float m) {
   int32_t largest = 0;
+#pragma GCC ivdep
   for (int64_t i = 0; i < count; ++i) {
-    u[i] = u[i] * m + g[i];
-    v[i] = v[i] + u[i];
-    largest = std::max(largest, magnitude(v[i]));
+    const float velocity = u[i] * m + g[i];
+    const float sum = v[i] + velocity;
+    new_u[i] = velocity;
+    new_v[i] = sum;
+    largest = std::max(largest, magnitude(sum));
   }
   return largest;
 }
 
-int32_t nesterov(const float* __restrict g, float* __restrict u, float* __restrict v, int64_t count, float m) {
+int32_t nesterov(const float* g, const float* u, const float* v, float* new_u, float* new_v, int64_t count, float m) {
   int32_t largest = 0;
+#pragma GCC ivdep
   for (int64_t i = 0; i < count; ++i) {
-    u[i] = (u[i] + g[i]) * m;
-    v[i] = v[i] + u[i] + g[i];
-    largest = std::max(largest, magnitude(v[i]));
+    const float velocity = (u[i] + g[i]) * m;
+    const float sum = v[i] + velocity + g[i];
+    new_u[i] = velocity;
+    new_v[i] = sum;
+    largest = std::max(largest, magnitude(sum));
   }
   return largest;
+}
+
+// Copy a block past the caches, where it begins at a multiple of a vector.
+void stream(const float* from, float* to, int64_t count) {
+  int64_t i = 0;
+#ifdef __AVX__
+  if (reinterpret_cast<uintptr_t>(to) % 32 == 0) {
+    for (; i + 8 <= count; i += 8) _mm256_stream_ps(to + i, _mm256_loadu_ps(from + i));
+  }
+#endif
+  std::copy(from + i, from + count, to + i);
+}
+
+// Make the writes of `stream` visible to other threads before this one says that it has ended.
+void end_streaming() {
+#ifdef __AVX__
+  _mm_sfence();
+#endif
 }
 
 int32_t largest_of(const float* __restrict values, int64_t count) {
@@ -141,23 +168,37 @@ void collect_block(const float* values, int64_t begin, int64_t count, int32_t lo
   }
 }
 
+constexpr int32_t kInfinity = 0x7f800000;  // the magnitude of an infinity; those of NaN are larger
+
 void accumulate(const Memory& memory, int64_t begin, int64_t end, float threshold, int64_t limit, Found* found) {
   const int32_t lowest = lowest_wanted(threshold);
-  float buffer[kBlock];
+  float buffer[kBlock], block_u[kBlock], block_v[kBlock];
   int64_t count = 0;
   for (int64_t first = begin; first < end; first += count) {
     const Piece<const void>* piece = piece_of(memory.gradient, first);
     count = std::min({kBlock, end - first, piece[1].begin - first});
     const float* g = gradient_block(memory.type, piece->data, first - piece->begin, count, buffer);
-    float* v = memory.v + first;
+    const float* v = memory.v + first;
+    const float* u = memory.u == nullptr ? nullptr : memory.u + first;
+    float* new_u = memory.streams || u == nullptr ? block_u : memory.new_u + first;
+    float* new_v = memory.streams ? block_v : memory.new_v + first;
     int32_t largest = 0;
     switch (memory.rule) {
-      case Rule::kPlain: largest = plain(g, v, count); break;
-      case Rule::kMomentum: largest = momentum(g, memory.u + first, v, count, memory.momentum); break;
-      case Rule::kNesterov: largest = nesterov(g, memory.u + first, v, count, memory.momentum); break;
+      case Rule::kPlain: largest = plain(g, v, new_v, count); break;
+      case Rule::kMomentum: largest = momentum(g, u, v, new_u, new_v, count, memory.momentum); break;
+      case Rule::kNesterov: largest = nesterov(g, u, v, new_u, new_v, count, memory.momentum); break;
     }
-    if (largest >= lowest) collect_block(v, first, count, lowest, limit, found);
+    if (largest >= kInfinity) {
+      found->is_finite = false;
+      if (!memory.in_place()) break;
+    }
+    if (largest >= lowest) collect_block(new_v, first, count, lowest, limit, found);
+    if (memory.streams) {
+      stream(block_v, memory.new_v + first, count);
+      if (memory.rule != Rule::kPlain) stream(block_u, memory.new_u + first, count);
+    }
   }
+  if (memory.streams) end_streaming();
 }
 
 void collect(const float* values, int64_t begin, int64_t end, float threshold, int64_t limit, Found* found) {
@@ -178,9 +219,20 @@ inline float gradient_at(Type type, const void* piece, int64_t offset) {
   }
 }
 
+// Ask for the cache lines of a position, each of which would otherwise be waited for.
+inline void prefetch(const Memory& memory, const Piece<const void>* piece, int64_t position) {
+  __builtin_prefetch(memory.v + position);
+  if (memory.rule != Rule::kPlain) __builtin_prefetch(memory.u + position);
+  if (position < piece->begin || position >= piece[1].begin) return;
+  const int64_t bytes = memory.type == Type::kFloat32 ? 4 : 2;
+  __builtin_prefetch(static_cast<const char*>(piece->data) + (position - piece->begin) * bytes);
+}
+
 void sample(const Memory& memory, const int64_t* positions, int64_t begin, int64_t end, float* out) {
+  constexpr int64_t kAhead = 64;  // positions: of 16 runs of neighbours
   const Piece<const void>* piece = memory.gradient.data();
   for (int64_t i = begin; i < end; ++i) {
+    if (i + kAhead < end) prefetch(memory, piece, positions[i + kAhead]);
     const int64_t position = positions[i];
     piece = piece_from(piece, memory.gradient, position);
     const float g = gradient_at(memory.type, piece->data, position - piece->begin);
@@ -194,20 +246,30 @@ void sample(const Memory& memory, const int64_t* positions, int64_t begin, int64
   }
 }
 
-// Whether the exponent of every number is below that of an infinity, which is `infinity`.
+template <typename Word>
+Word largest_magnitude(const Word* words, int64_t count) {
+  constexpr Word kMagnitude = std::numeric_limits<Word>::max();
+  Word largest = 0;
+  for (int64_t i = 0; i < count; ++i) largest = std::max<Word>(largest, words[i] & kMagnitude);
+  return largest;
+}
+
+// Whether the exponent of every number is below that of an infinity, which is `infinity`. Reads from
+// several places in turn: a core fetches one sequence of addresses at half of the memory's speed.
 template <typename Word>
 bool all_below(Word infinity, const void* data, int64_t begin, int64_t end) {
-  constexpr int64_t kRun = 8192;  // elements between two checks whether to stop
-  constexpr Word kMagnitude = std::numeric_limits<Word>::max();
-  const Word* words = static_cast<const Word*>(data);
-  for (int64_t first = begin; first < end; first += kRun) {
+  constexpr int64_t kStreams = 4, kRun = 1024;  // elements read from one place before the next
+  const Word* words = static_cast<const Word*>(data) + begin;
+  const int64_t part = (end - begin) / kStreams;
+  for (int64_t first = 0; first < part; first += kRun) {
     Word largest = 0;
-    for (int64_t i = first; i < std::min(first + kRun, end); ++i) {
-      largest = std::max<Word>(largest, words[i] & kMagnitude);
+    for (int64_t stream = 0; stream < kStreams; ++stream) {
+      const Word* run = words + stream * part + first;
+      largest = std::max(largest, largest_magnitude(run, std::min(kRun, part - first)));
     }
     if (largest >= infinity) return false;
   }
-  return true;
+  return largest_magnitude(words + kStreams * part, end - begin - kStreams * part) < infinity;
 }
 
 bool finite(Type type, const void* data, int64_t begin, int64_t end) {

@@ -35,11 +35,17 @@ struct Memory {
   Pieces<const void> gradient;
   float* u;  // null where the rule has none
   float* v;
+  float* new_u;  // where the updated buffers are written: u and v themselves, or storage that does not
+  float* new_v;  // overlap them
+  bool streams;  // past the caches, which the new buffers would not fit
+
+  bool in_place() const { return new_v == v; }
 };
 
 // Elements found at or above a threshold, in ascending order of their position.
 struct Found {
   int64_t count = 0;  // of all; at most the first `limit` are stored below
+  bool is_finite = true;
   std::vector<int64_t> indices;
   std::vector<float> values;
 };
@@ -57,6 +63,7 @@ struct DecayedStep {
 // The loops, compiled for one instruction set.
 struct Kernels {
   // Add the gradient at [begin, end) and collect the elements that are then at or above the threshold.
+  // Out of place, the pass ends at a block that is not finite.
   void (*accumulate)(const Memory&, int64_t begin, int64_t end, float threshold, int64_t limit, Found*);
   // Collect from [begin, end) of values.
   void (*collect)(const float* values, int64_t begin, int64_t end, float threshold, int64_t limit, Found*);

@@ -1,0 +1,158 @@
+"""How an optimizer updates each parameter, for the kernel that applies a sparse mean gradient.
+
+The kernel reads and writes what the optimizer's own ``step()`` would, to the same bits, in one pass
+over parameters and buffers and without a dense gradient. It covers DGCSGD, and torch's SGD in its
+default form; whatever it does not cover takes the dense path. Adam is not covered: the square root
+that torch takes from MKL differs in the last bit from that of the processor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from dgc import ops
+from dgc.ops import native, reference
+from dgc.ops.contract import Step, Target
+from dgc.optim.sgd import DGCSGD
+from dgc.sparse import Sparse
+
+Group = dict[str, Any]
+
+# Settings of torch's SGD that select another arithmetic than that of the plain loop.
+SWITCHES = ('maximize', 'foreach', 'fused', 'differentiable')
+
+# Where torch defines what it wraps around ``step``: schedulers, the profiler, ``no_grad``.
+WRAPPERS = ('torch.optim.lr_scheduler', 'torch.optim.optimizer', 'torch.utils._contextlib')
+
+
+def is_covered(optimizer: Optimizer, own_hook: int) -> bool:
+    """Return whether the kernel covers the kind of an optimizer, and nothing watches its steps.
+
+    A subclass may do more than its base; a hook may read ``.grad``.
+
+    Args:
+        optimizer: The wrapped one.
+        own_hook: Of the hooks before its steps, the one that reads no gradient.
+    """
+    before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    if type(optimizer) not in RULES or replaced(optimizer):
+        return False
+    return not (after or before.keys() - {own_hook} or watched_everywhere())
+
+
+def replaced(optimizer: Optimizer) -> bool:
+    """Return whether a program has replaced ``step`` of an optimizer or of its class. A learning
+    rate scheduler does so to count steps, which does not matter."""
+    kind = type(optimizer)
+    steps = kind.step, vars(optimizer).get('step', kind.step)
+    return any(unwrapped(step) is not STEPS[kind] for step in steps)
+
+
+def unwrapped(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method that torch has wrapped. Wrappers of others may read ``.grad``, and stay."""
+    while hasattr(step, '__wrapped__'):
+        if getattr(step, '__globals__', {}).get('__name__') not in WRAPPERS:
+            break
+        step = step.__wrapped__
+    return step
+
+
+def watched_everywhere() -> bool:
+    """Return whether a hook is called at the steps of all optimizers."""
+    return bool(_global_optimizer_pre_hooks or _global_optimizer_post_hooks)
+
+
+def is_plain(group: Group) -> bool:
+    """Return whether the settings of a group are those that the kernel covers: no tensors, such as
+    ``lr`` may be, and no other arithmetic."""
+    has_tensors = any(isinstance(value, Tensor) for value in group.values())
+    return not has_tensors and not any(group.get(name) for name in SWITCHES)
+
+
+def target_of(optimizer: Optimizer, parameter: Tensor, group: Group) -> Target | None:
+    """Return how ``optimizer`` updates a parameter in its next step; None where the kernel does not
+    cover that.
+
+    Creates the buffer of weight decay of a DGCSGD, and nothing else.
+
+    Args:
+        optimizer: One that ``is_covered``.
+        parameter: On a device with a C++ kernel.
+        group: That of the parameter, which ``is_plain``.
+    """
+    target = RULES[type(optimizer)](optimizer, parameter, group)
+    if target is None or not fits(parameter):
+        return None
+    if target.buffer is not None and not fits(target.buffer):
+        return None
+    return target if is_exact(target.step) else None
+
+
+def fits(tensor: Tensor) -> bool:
+    """Return whether the kernel can read and write a tensor on the CPU."""
+    is_float = tensor.dtype == torch.float32 and tensor.device.type == 'cpu'
+    return is_float and not tensor.is_sparse and tensor.is_contiguous() and ops.is_aligned(tensor)
+
+
+@cache
+def is_exact(step: Step) -> bool:
+    """Return whether kernel and torch round a step alike on this processor.
+
+    Where torch computes a product and a sum in one instruction depends on the instruction set that
+    it was compiled for, and on its version. So both are computed once, for some numbers.
+    """
+    if step is Step.NONE or not ops.is_native(torch.device('cpu')):
+        return step is Step.NONE
+    draw = torch.Generator().manual_seed(0)
+    numbers = torch.randn(3, 261, generator=draw)
+    mean = Sparse(numbers[2, ::3].contiguous(), torch.arange(0, 261, 3), 261)
+    results = []
+    for kernels in (native, reference):
+        parameter, buffer = numbers[0].clone(), numbers[1].clone()
+        target = Target(parameter, step, buffer if step.has_buffer else None, step.example)
+        kernels.apply([target], [mean], 0.3)
+        results.append(torch.stack([parameter, buffer]))
+    return torch.equal(*results)
+
+
+def of_dgcsgd(optimizer: Optimizer, parameter: Tensor, group: Group) -> Target | None:
+    """See ``target_of``."""
+    assert isinstance(optimizer, DGCSGD)
+    rate, momentum, decay = group['lr'], group['momentum'], group['weight_decay']
+    carries = 'decay_momentum' in optimizer.state.get(parameter, ())
+    if not (momentum and (decay or carries)):
+        return Target(parameter, Step.SCALED, None, (1 - rate * decay, -rate))
+    if not decay:  # a buffer of earlier steps fades, see ``DGCSGD._let_decay``
+        return None
+    step = Step.DECAYED_NESTEROV if group['nesterov'] else Step.DECAYED
+    buffer = optimizer._decay_momentum(parameter)
+    return Target(parameter, step, buffer, (rate, momentum, decay))
+
+
+def of_sgd(optimizer: Optimizer, parameter: Tensor, group: Group) -> Target | None:
+    """See ``target_of``; None in the first step, which makes the momentum buffer."""
+    rate, momentum, decay = group['lr'], group['momentum'], group['weight_decay']
+    if not momentum and not decay:
+        return Target(parameter, Step.SCALED, None, (1.0, -rate))
+    if not momentum:
+        return Target(parameter, Step.DECOUPLED, None, (-rate, decay))
+    buffer = optimizer.state.get(parameter, {}).get('momentum_buffer')
+    if buffer is None:
+        return None
+    step = Step.NESTEROV if group['nesterov'] else Step.MOMENTUM
+    return Target(parameter, step, buffer, (-rate, momentum, 1 - group['dampening'], decay))
+
+
+RULES: dict[type[Optimizer], Callable[[Optimizer, Tensor, Group], Target | None]] = {
+    DGCSGD: of_dgcsgd,
+    SGD: of_sgd,
+}
+
+STEPS = {kind: unwrapped(kind.step) for kind in RULES}  # as they were before any program ran

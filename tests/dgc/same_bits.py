@@ -1,0 +1,114 @@
+"""Compare trained parameters and memories with those of another commit, bit for bit.
+
+    git worktree add ../before COMMIT
+    cd ../before && python HERE/tests/dgc/same_bits.py write /tmp/digests.json
+    cd HERE && python tests/dgc/same_bits.py compare /tmp/digests.json
+
+Both commands use the ``dgc`` and the property table of the checkout that is the working folder.
+Digests are of one machine: torch rounds by the instruction set of the processor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+ROOT = Path.cwd()
+sys.path[:0] = [str(ROOT), str(ROOT / 'tests'), str(ROOT / 'tests' / 'dgc')]
+
+import torch  # noqa: E402
+from dgc_helpers import loss, parameters, wrap  # noqa: E402
+from test_properties import CASES, TABLE  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+import dgc  # noqa: E402
+
+STEPS = 50
+# More than one block of the kernels; several parameters in a bucket, and some that are not sparse.
+SHAPES = {'wide.weight': (64, 20), 'narrow.weight': (16, 10), 'bias': (10,), 'scale': (),
+          'square.weight': (40, 41)}  # fmt: skip
+DECAYS = (0.01, 0.0)
+
+
+def tensors_of(state: object) -> Iterator[Tensor]:
+    """Yield all tensors in nested dictionaries, in the order of their keys as text."""
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, dict):
+        for key in sorted(state, key=str):
+            yield from tensors_of(state[key])
+
+
+def digest(case: object, weight_decay: float, engine: dgc.Engine) -> str:
+    """Train as the property tests do; hash this rank's parameters, gradients and memories.
+
+    In every fifth step the loop calls ``synchronize()`` itself.
+    """
+    named = parameters(SHAPES)
+    optimizer = wrap(
+        named,
+        TABLE[case.row].make(),
+        engine,
+        momentum=case.momentum,
+        nesterov=case.nesterov,
+        weight_decay=weight_decay,
+        steps_per_epoch=3,
+    )
+    found = hashlib.sha256()
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss(named, engine.rank, step).backward()
+        if step % 5 == 4:
+            optimizer.synchronize()
+        optimizer.step()
+        for _, parameter in named:
+            found.update(parameter.detach().numpy().tobytes())
+            found.update(parameter.grad.detach().clone().numpy().tobytes())
+    for tensor in tensors_of(optimizer.state_dict()):
+        found.update(tensor.contiguous().view(-1).numpy().tobytes())
+    return found.hexdigest()
+
+
+def digests(first: int, every: int) -> dict[str, list[str]]:
+    """Return the digests of each ``every``-th case from number ``first`` on, one a rank."""
+    found: dict[str, list[str]] = {}
+    chosen = [(case, decay) for case in CASES for decay in DECAYS][first::every]
+    for case, decay in chosen:
+        name = f'{case}, decay {decay:g}'
+        try:
+            found[name] = dgc.simulate(case.workers, partial(digest, case, decay))
+        except Exception as error:
+            found[name] = [f'{type(error).__name__}: {error}'.splitlines()[0]]
+        print(f'\r{len(found)} of {len(chosen)}', end='', file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return found
+
+
+def main() -> int:
+    """Write, or compare and print what differs; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('command', choices=['write', 'compare'])
+    parser.add_argument('file', type=Path)
+    parser.add_argument('--first', type=int, default=0, help='number of the first case (0)')
+    parser.add_argument('--every', type=int, default=1, help='of so many, take one (1)')
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    found = digests(arguments.first, arguments.every)
+    if arguments.command == 'write':
+        arguments.file.write_text(json.dumps(found, indent=1))
+        return 0
+    wanted = json.loads(arguments.file.read_text())
+    differ = [name for name in found if found[name] != wanted.get(name)]
+    for name in differ:
+        print(f'differs: {name}')
+    print(f'{len(found) - len(differ)} of {len(found)} cases are the same, bit for bit')
+    return int(bool(differ))
+
+
+if __name__ == '__main__':
+    sys.exit(main())
