@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from dgc_helpers import SHAPES
+from dgc_helpers import SHAPES, loss
 from elastic_helpers import RATE, Died, Lighthouse, Worker, finish
 from state_helpers import assert_same
 from torch import Tensor
@@ -300,6 +300,23 @@ def test_without_a_lighthouse_training_goes_on_and_nobody_joins_until_there_is_o
     workers.append(Worker('c', lighthouse, sparse, join))
     finish(*workers)
     assert_agree(*workers)
+
+
+def test_a_gradient_that_is_not_finite_ends_all_workers(lighthouse):
+    """DistributedOptimizer.step() once passed over what ElasticOptimizer adds to it."""
+
+    def work(worker: Worker) -> None:
+        worker.until(lambda: worker.engine.size == 2)
+        before = worker.values()
+        worker.optimizer.begin()
+        worker.optimizer.zero_grad()
+        factor = torch.nan if worker.name == 'a' else 1.0
+        (factor * loss(worker.named, worker.number, 0)).backward()
+        with pytest.raises(dgc.NonFiniteGradientError):
+            worker.optimizer.step()
+        assert all(map(torch.equal, worker.values(), before))
+
+    finish(*(Worker(name, lighthouse, partial(composition_of, 'dgc'), work) for name in 'ab'))
 
 
 def test_a_worker_that_trains_something_else_is_refused(lighthouse):
