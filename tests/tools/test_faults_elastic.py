@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tools.faults import elastic
-from tools.faults.elastic import Round, parse, quantile, run, summary
+from tools.faults.elastic import Job, Round, parse, quantile, run, summary
 
 pytest.importorskip('torchft', reason='torchft is not installed (there is no wheel for all)')
 
@@ -20,6 +20,22 @@ def test_the_others_go_on_and_all_end_with_the_same_parameters(tmp_path, warm_py
     assert len(record.parameters) == 3
     assert len({*record.parameters}) == 1
     assert min(record.accuracy) > 50
+
+
+def test_a_worker_that_was_killed_as_well_does_not_count_as_slow(tmp_path):
+    """It writes into the file that its successor goes on with."""
+
+    class Written(Job):
+        def events(self, name):
+            lost = {'w0': {'gradient': 1.0, 'residual': 8.0}}
+            change = {'event': 'change', 'before': ['w0', 'w1', 'w2'], 'lost': lost}
+            ends = 1.5 if name == 'w1' else 30.0
+            between = [] if name == 'w1' else [{'event': 'start', 'time': 20.0}]
+            return [{**change, 'time': 1.0}, *between, {'event': 'goes on', 'time': ends}]
+
+    record = Round('dgc', 1, 1)
+    elastic.measure(Written('dgc', tmp_path / 'job', 3, 1, 0), record, 0.0, 'w0', ['w1', 'w2'], [])
+    assert (record.seconds, record.relative) == ([1.5], [8.0 / 3])
 
 
 def test_the_table_compares_with_the_undisturbed_run():

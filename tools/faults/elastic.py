@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -245,7 +246,7 @@ def measure(
     record.lighthouse_kills += is_lighthouse
     seconds, lost, relative = [0.0], [0], 0.0
     for name in others:
-        after = [e for e in job.events(name) if when < e['time'] < when + SETTLED]
+        after = written_after(job.events(name), when)
         if is_lighthouse:
             seconds += [e['gap'] for e in after if e['event'] == 'gap']
             continue
@@ -271,6 +272,12 @@ def measure(
             record.wrong.append(f'{max(lost)} steps lost in {several} faults')
         if max(seconds) == 0.0 and not others_died(job, when, others):
             record.wrong.append(f'nobody went on within {SETTLED:g} s after a kill of {victim}')
+
+
+def written_after(events: list[dict[str, Any]], when: float) -> list[dict[str, Any]]:
+    """What a worker wrote soon after a fault, and before it was started again itself."""
+    after = (e for e in events if when < e['time'] < when + SETTLED)
+    return [*takewhile(lambda event: event['event'] != 'start', after)]
 
 
 def others_died(job: Job, when: float, others: list[str]) -> bool:
