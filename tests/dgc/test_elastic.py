@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from dgc_helpers import SHAPES, loss
-from elastic_helpers import RATE, Died, Lighthouse, Worker, finish
+from elastic_helpers import LIMIT, RATE, Died, Lighthouse, Worker, finish
 from state_helpers import assert_same
 from torch import Tensor
 
@@ -210,7 +210,9 @@ def test_a_worker_that_does_not_talk_to_the_dead_one_finds_out_at_once(lighthous
 
 
 @pytest.mark.parametrize('everybody', [False, True], ids=['by one', 'by all'])
-def test_a_vote_without_an_answer_has_the_same_outcome_for_all(lighthouse, everybody):
+def test_a_vote_without_an_answer_has_the_same_outcome_for_all(lighthouse, everybody, caplog):
+    end = threading.Barrier(3)  # who leaves before the others have the last votes is one more fault
+
     def work(worker):
         engine = worker.engine
         worker.until(lambda: engine.committed >= 3)
@@ -230,10 +232,15 @@ def test_a_vote_without_an_answer_has_the_same_outcome_for_all(lighthouse, every
         worker.until(lambda: vote.is_set() or not (everybody or worker.name == 'b'))
         engine._gather = gather
         worker.until(lambda: engine.committed >= 8 and engine.size == 3)
+        end.wait(LIMIT)
 
-    workers = [Worker(name, lighthouse, sparse, work, start_workers=3) for name in 'abc']
-    finish(*workers)
-    assert_agree(*workers)
+    for _ in range(3):
+        caplog.clear()
+        workers = [Worker(name, lighthouse, sparse, work, start_workers=3) for name in 'abc']
+        finish(*workers)
+        assert_agree(*workers)
+        if 'have not met' not in caplog.text:  # within 5 s, on a busy machine: a fault of its own
+            break
     assert workers[1].optimizer.lost_steps == int(everybody)  # else b applied it, as the others
     assert all(not worker.optimizer.changes[-1].healed for worker in workers)
 
