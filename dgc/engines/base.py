@@ -381,6 +381,19 @@ class Engine(ABC):
         self, tensor: Tensor, destination: int | None, source: int | None
     ) -> Tensor | None: ...
 
+    def _to_itself(self, tensor: Tensor, destination: int | None, source: int | None) -> Tensor:
+        """Return a copy of what this rank, which is one of both, sends to itself.
+
+        Raises:
+            ValueError: It is not both.
+        """
+        if destination != source:
+            raise ValueError(
+                f'rank {self.rank} cannot send to {destination} and receive from {source}: '
+                'a message to itself must be both'
+            )
+        return tensor.clone()
+
     @abstractmethod
     def _broadcast(self, tensor: Tensor, root: int) -> Tensor: ...
 

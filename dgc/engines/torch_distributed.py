@@ -312,12 +312,7 @@ class TorchEngine(Engine):
         self, tensor: Tensor, destination: int | None, source: int | None
     ) -> Tensor | None:
         if destination == self.rank or source == self.rank:
-            if destination != source:
-                raise ValueError(
-                    f'rank {self.rank} cannot send to {destination} and receive from {source}: '
-                    'a message to itself must be both'
-                )
-            return tensor.clone()
+            return self._to_itself(tensor, destination, source)
         received = None
         operations = []  # torch numbers the other rank as in the default group
         if destination is not None:

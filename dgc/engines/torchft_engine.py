@@ -463,12 +463,7 @@ class TorchftEngine(Engine):
         self, tensor: Tensor, destination: int | None, source: int | None
     ) -> Tensor | None:
         if self.rank in (destination, source):
-            if destination != source:
-                raise ValueError(
-                    f'rank {self.rank} cannot send to {destination} and receive from {source}: '
-                    'a message to itself must be both'
-                )
-            return tensor.clone()
+            return self._to_itself(tensor, destination, source)
         host = tensor.cpu()
         received = None if source is None else torch.empty_like(host)
 

@@ -24,7 +24,6 @@ Each result is a line of FOLDER/results.jsonl. Where the command is started agai
 the last line. Exit status 1 where a damaged checkpoint was used, a better one was not, or what a
 run leaves at its end differs from what the undisturbed one leaves.
 """
-FAILED = 1  # exit code
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -71,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
     wrong = [each for line in lines for each in line['wrong']]
     for each in wrong:
         log(each)
-    return FAILED if wrong else 0
+    return report.FAILED if wrong else 0
 
 
 if __name__ == '__main__':

@@ -20,10 +20,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tools.faults.__main__ import FAILED
-from tools.faults.report import table
+from tools.faults.report import FAILED
 from tools.harness.cli import Parser, exit_on_signals, log, non_negative, positive, refuse
 from tools.harness.launch import ROOT, environment
+from tools.harness.tables import markdown_table
 
 PROGRAM = 'tools.faults.elastic'
 KINDS = {'dgc': ['configs/dgc/wm5.py'], 'dense': []}
@@ -412,7 +412,7 @@ def main(argv: Sequence[str]) -> int:
         *('longest gap without lighthouse, s', 'lost residual / gradient, median'),
         *('same parameters', 'accuracy (undisturbed)'),
     ]
-    print(table(head, rows), flush=True)
+    print(markdown_table(head, rows), flush=True)
     for text in wrong:
         log(text)
     return FAILED if wrong else 0

@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tools.harness.tables import markdown_table
+
+FAILED = 1  # exit code of the commands where something went wrong
 BEGIN, END = '<!-- faults: begin -->', '<!-- faults: end -->'
 TITLES = {
     'times': 'at random times',
@@ -24,9 +27,9 @@ def tables(lines: Lines) -> str:
     head += ['seconds to go on: median, 95 %']
     blocks = []
     if rows := list(run_rows(lines)):
-        blocks.append(table(head, rows))
+        blocks.append(markdown_table(head, rows))
     if rows := damage_rows(lines):
-        blocks.append(table(('damage', 'checkpoints', 'counted'), rows))
+        blocks.append(markdown_table(('damage', 'checkpoints', 'counted'), rows))
     return '\n\n'.join(blocks)
 
 
@@ -69,12 +72,6 @@ def damage_rows(lines: Lines) -> list[list[str]]:
             done[line['what']] += 1
             good[line['what']] += not line['wrong']
     return [[what, str(number), str(good[what])] for what, number in done.items()]
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = [head, ['---'] * len(head), *rows]
-    return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
 
 
 def write(page: Path, text: str) -> None:

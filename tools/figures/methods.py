@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tools.figures.draw import stored
 from tools.harness.algorithms import table
-from tools.harness.tables import number
+from tools.harness.tables import markdown_table, number
 
 if TYPE_CHECKING:
     from dgc.algorithms import Algorithm
@@ -34,9 +34,8 @@ def markdown() -> str:
         'when to use it',
         'config files',
     )
-    lines = [head, ('---',) * len(head)]
-    lines += [row(each, data['methods'][name]) for name, each in table().items()]
-    return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
+    rows = [row(each, data['methods'][name]) for name, each in table().items()]
+    return f'{markdown_table(head, rows)}\n'
 
 
 def row(algorithm: Algorithm, stored_row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
-"""Numbers and aligned tables for terminals."""
+"""Numbers, aligned tables for terminals, and tables in Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def number(value: float | None, digits: int = 1) -> str:
@@ -30,3 +30,9 @@ def align(rows: Sequence[Sequence[str]], right: bool = False) -> list[str]:
         '  '.join([row[0].ljust(widths[0]), *map(justify, row[1:], widths[1:])]).rstrip()
         for row in rows
     ]
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown, without a line feed at its end."""
+    lines = [head, ['---'] * len(head), *rows]
+    return '\n'.join(f'| {" | ".join(line)} |' for line in lines)

@@ -7,15 +7,11 @@
 #include <cstring>
 #include <limits>
 
+#include "isa.h"
+
 #if defined(__F16C__) || defined(__AVX__)
 #include <immintrin.h>
 #endif
-
-#ifndef DGC_ISA
-#define DGC_ISA baseline
-#endif
-#define DGC_JOIN(a, b) a##b
-#define DGC_NAME(a, b) DGC_JOIN(a, b)
 
 namespace dgc {
 namespace DGC_ISA {

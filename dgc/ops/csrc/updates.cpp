@@ -6,11 +6,7 @@
 #include <cmath>
 #include <cstring>
 
-#ifndef DGC_ISA
-#define DGC_ISA baseline
-#endif
-#define DGC_JOIN(a, b) a##b
-#define DGC_NAME(a, b) DGC_JOIN(a, b)
+#include "isa.h"
 
 namespace dgc {
 namespace DGC_ISA {

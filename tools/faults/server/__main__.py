@@ -10,10 +10,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from tools.faults.report import FAILED
 from tools.faults.server import attacked, kills
 from tools.faults.server.attacks import ATTACKS
 from tools.harness.cli import Parser, exit_on_signals, log, non_negative
 from tools.harness.launch import ROOT
+from tools.harness.tables import markdown_table
 
 PROGRAM = 'tools.faults.server'
 EXAMPLES = """\
@@ -27,7 +29,6 @@ FOLDER/results.jsonl. Where the command is started again, it leaves out what is 
 Exit status 1 where the server ended or exceeded its limits under an attack, or its workers did not
 train on; or where an update was lost that it had acknowledged before it was killed.
 """
-FAILED = 1  # exit code
 ATTACK, KILL, END = 'attack', 'kill', 'after the kills'  # kinds of lines
 
 Line = dict[str, Any]
@@ -107,15 +108,14 @@ def tables(results: Results) -> str:
     return '\n\n'.join(found)
 
 
-def shown(value: object) -> object:
-    """A number with two digits, if it is a fraction."""
-    return f'{value:.2g}' if isinstance(value, float) else value
+def shown(value: object) -> str:
+    """An entry of a table; a fraction with two digits."""
+    return f'{value:.2g}' if isinstance(value, float) else str(value)
 
 
 def table(head: Sequence[str], rows: Sequence[Line]) -> str:
     """A table in Markdown, with the entries of ``rows`` that ``head`` names."""
-    lines = [head, ['---'] * len(head), *([shown(row[name]) for name in head] for row in rows)]
-    return '\n'.join(f'| {" | ".join(map(str, line))} |' for line in lines)
+    return markdown_table(head, ([shown(row[name]) for name in head] for row in rows))
 
 
 def main(argv: Sequence[str]) -> int:
