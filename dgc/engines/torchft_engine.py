@@ -35,7 +35,8 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
 )
 
 from dgc.engines.base import Engine, EngineError, LostError
-from dgc.engines.lighthouse import ElasticSettings, Lighthouse, Quorum, UnreachableError
+from dgc.engines.lighthouse import ElasticSettings, Lighthouse, UnreachableError
+from dgc.engines.meeting import Quorum
 
 log = logging.getLogger('dgc')
 
@@ -270,8 +271,16 @@ class TorchftEngine(Engine):
         else:
             self._silent_seconds = LEAST_SILENT
         self._next_poll = time.monotonic() + self._poll_seconds
-        if quorum is not None and len({*marks}) == 1 and quorum.members != self.members:
+        if quorum is None or quorum.members == self.members:
+            return
+        if len({*marks}) == 1:
             self._reform(first=quorum)
+        else:
+            self._give_up(quorum)
+
+    def _give_up(self, quorum: Quorum) -> None:
+        """Tell the other members of a quorum that this worker does not come."""
+        self.lighthouse.give_up(quorum.questions[quorum.members.index(self.worker)])
 
     def _reform(self, in_doubt: bool = False, first: Quorum | None = None) -> bool:
         """See ``reform``.
@@ -294,6 +303,7 @@ class TorchftEngine(Engine):
                 return self._form(quorum, place)
             except LostError as error:
                 log.warning('%s: %s; asks for another quorum', self.worker, error)
+                self._give_up(quorum)
                 quorum = None
 
     def _form(self, quorum: Quorum, own: Place) -> bool:
@@ -340,8 +350,7 @@ class TorchftEngine(Engine):
 
     def _meet(self, quorum: Quorum) -> None:
         """Connect to the other members. Raises LostError where one does not come."""
-        if gone := quorum.gone():  # the store's client would try again for half a minute
-            raise LostError(f'{", ".join(gone)} died after asking for a quorum')
+        quorum.meet(self.rank, CONNECT_SECONDS)
         self._group = self._make(timeout=timedelta(seconds=CONNECT_SECONDS))
         self._limited = CONNECT_SECONDS
         address = f'{quorum.stores[0]}/dgc/{quorum.key}'
