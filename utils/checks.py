@@ -25,6 +25,7 @@ LEAST = {
 SAVED_WITHIN_EPOCHS = ('checkpoint.every_steps', 'checkpoint.every_minutes')
 ROLLBACK = ('rollback.after_skips',)
 AGREEMENT = ('agreement',)
+ABORT = ('engine.abort_seconds',)
 
 AXES = ('samples', 'steps')  # that TensorBoard's Step may count
 MIN_MINUTES = 0.001  # between checkpoints
@@ -161,11 +162,8 @@ def check_elastic(configs: Config) -> None:
         )
     check_unset(configs, 'server', 'elastic workers have no server', 'a file of configs/dgs/')
     for names, reason in (
-        (
-            SAVED_WITHIN_EPOCHS,
-            'which save no checkpoints: a worker that joins takes the state of another one',
-        ),
-        (ROLLBACK, 'which save no checkpoints to go back to'),
+        (ROLLBACK, 'which go on with those that are left, and not from a checkpoint'),
+        (ABORT, 'which drop others after configs.elastic.drop_seconds'),
         (AGREEMENT, 'whose steps are confirmed by a vote'),
     ):
         check_none(configs, names, f'elastic workers, {reason}')

@@ -22,7 +22,7 @@ import os
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -58,7 +58,8 @@ class Place(NamedTuple):
         committed: The steps that it has confirmed.
         history: Of these steps.
         maybe: The history with one more step, whose vote it got no answer to; 0 for none.
-        is_fresh: Whether it has just started, and has nothing that others need.
+        is_fresh: Whether it has made no step yet since it started. What it has is from a file, or
+            nothing: others that train do not need it.
         trains: A digest of what it trains.
     """
 
@@ -100,12 +101,16 @@ class TorchftEngine(Engine):
         committed: The number of steps that all workers have confirmed.
         source: The rank whose state the workers that are behind take.
         behind: The ranks that do not have that state.
+        is_fresh: Whether no step was confirmed yet since the workers started.
         is_settled: Whether all members have the same state, for this world size.
         was_one: Of a worker that has taken the source's state: whether its own was an earlier one
             of the same history, so that what it has not sent is still of use.
         poll_due: Whether all members are to call ``poll()`` before the next step.
         note: Returns what is published with the next vote.
         notes: What each worker published last.
+        wish: Returns whether this worker wishes all to do something, such as a checkpoint, after
+            the step that is voted on.
+        is_wished: Whether a worker wished so in the last vote: the same on all that got its answer.
 
     Raises:
         EngineError: Where torchft is not installed, or a setting cannot be used.
@@ -121,7 +126,8 @@ class TorchftEngine(Engine):
         self.worker = self.lighthouse.worker
         self.members: tuple[str, ...] = (self.worker,)
         self.committed, self.history = 0, secrets.randbelow(DIGITS)
-        self.is_fresh = True
+        self.is_fresh = self._from_fresh = True
+        self._is_member = False  # since a group was settled
         self.source, self.behind = 0, frozenset[int]()
         self.is_settled, self.is_broken = False, True
         self.was_one = False
@@ -129,6 +135,8 @@ class TorchftEngine(Engine):
         self._past: deque[int] = deque([self.history], maxlen=REMEMBERED)
         self.note: Callable[[], Note] = Note
         self.notes: dict[str, Note] = {}
+        self.wish: Callable[[], bool] = bool
+        self.is_wished = False
         self.trains = trains
         self._make = group_of_gloo()  # before others wait for this worker
         self._group: Any = None
@@ -207,6 +215,26 @@ class TorchftEngine(Engine):
         """Return those of some workers that are no members."""
         return [worker for worker in before if worker not in self.members]
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return where this worker stands, for a checkpoint. See ``load_state_dict``."""
+        return {
+            'rank': self.rank,
+            'members': list(self.members),
+            'committed': self.committed,
+            'past': list(self._past),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Stand where a worker stood that saved ``state_dict()``, before the first ``reform()``.
+
+        Workers with the state of the same step go on together. Those that train already give
+        theirs to this worker, also where it is an earlier one.
+        """
+        self.rank, self.size = int(state['rank']), len(state['members'])
+        self.committed, self.history = int(state['committed']), int(state['past'][-1])
+        self._past.clear()
+        self._past.extend(state['past'])
+
     def close(self) -> None:
         """Leave. The others find out when they wait for this worker, or at their next poll."""
         if self.is_closed:
@@ -217,8 +245,9 @@ class TorchftEngine(Engine):
 
     def _confirm(self) -> None:
         key, note = self._key, self.note()
-        wants = float(self.rank == 0 and time.monotonic() >= self._next_poll)
-        vote = torch.tensor([float(self.committed), wants, *note], dtype=torch.float64)
+        polls = float(self.rank == 0 and time.monotonic() >= self._next_poll)
+        numbers = [float(self.committed), polls, float(self.wish()), *note]
+        vote, self.is_wished = torch.tensor(numbers, dtype=torch.float64), False
         try:
             votes = self._gather(vote)
         except LostError:
@@ -228,7 +257,8 @@ class TorchftEngine(Engine):
             if any(int(each[0]) != self.committed for each in votes):
                 raise EngineError(f'{self.worker}: the workers are at different steps: {votes}')
             self.poll_due = any(each[1] for each in votes)
-            self.notes = {w: Note(*v[2:]) for w, v in zip(self.members, votes, strict=True)}
+            self.is_wished = any(each[2] for each in votes)
+            self.notes = {w: Note(*v[3:]) for w, v in zip(self.members, votes, strict=True)}
         self.committed, self.history = self.committed + 1, extended(self.history, key)
         self._past.append(self.history)
         self.is_fresh = False
@@ -238,7 +268,8 @@ class TorchftEngine(Engine):
 
     def _settle(self, copied: str) -> set[str]:
         marks = self._gather(torch.tensor([digest(copied) if copied else 0]))
-        self.is_settled, self.is_fresh, self.behind = True, False, frozenset()
+        self.is_settled, self.behind = True, frozenset()
+        self.is_fresh, self._is_member = self._from_fresh, True
         self._last = time.monotonic()
         known = {digest(worker): worker for worker in self.notes}
         return {known[mark] for (mark,) in marks if mark in known}
@@ -297,7 +328,7 @@ class TorchftEngine(Engine):
         while True:
             # The lighthouse waits for members that have not asked yet, but for no longer than its
             # time-out since the first question: one that only wants to join asks again and again.
-            patience = JOIN_SECONDS if self.is_fresh else ASK_SECONDS
+            patience = ASK_SECONDS if self._is_member else JOIN_SECONDS
             quorum = quorum or self.lighthouse.ask_until(GIVE_UP_SECONDS, patience)
             try:
                 return self._form(quorum, place)
@@ -331,6 +362,7 @@ class TorchftEngine(Engine):
         places = [Place(*each) for each in self._gather(torch.tensor(own))]
         self.source = source_of(places)
         source = places[self.source]
+        self._from_fresh = bool(source.is_fresh)
         if source.trains != own.trains:
             raise EngineError(
                 f'{self.worker} does not train what {self.members[self.source]} does: start all '
@@ -391,11 +423,12 @@ class TorchftEngine(Engine):
                 received = body.numpy().tobytes()
         self._gather(torch.zeros(1), seconds)  # the others wait here, and not in a step
         if received is not None:
-            self.was_one = self.history in past.tolist()
+            # A state from a file had the others' later steps once: its residual has been sent.
+            self.was_one = not self.is_fresh and self.history in past.tolist()
             self._past.clear()
             self._past.extend(past.tolist())
             self.committed, self.history = int(head[2]), self._past[-1]
-            self.is_fresh = False
+            self.is_fresh = self._from_fresh
         return received
 
     # ------------------------------------------------------------ calls of the group
