@@ -21,7 +21,8 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dgc.engines.base import EngineError
-from dgc.engines.meeting import GIVEN_UP, REACH, Quorum
+from dgc.engines.meeting import REACH, Quorum
+from dgc.engines.notice import Notice
 
 log = logging.getLogger('dgc')
 
@@ -89,6 +90,7 @@ class Lighthouse:
 
     Attributes:
         worker: Its id: the name, and a part that differs between processes.
+        notice: Of this worker, which others read.
 
     Raises:
         EngineError: Where torchft is not installed, or the address is none.
@@ -116,7 +118,7 @@ class Lighthouse:
         self._client: Any = None
         self._host = own_host(*self._server)
         self._store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
-        self._store.set(GIVEN_UP, '0')
+        self.notice = Notice(self._host)
         self._questions = 0  # so far
         self._stopped = threading.Event()
         # Started with the first question: the lighthouse lets those who ask wait for all that send
@@ -142,7 +144,7 @@ class Lighthouse:
             answer = self._client.quorum(
                 self.worker,
                 timeout,
-                address=self._host,
+                address=self.notice.address,
                 store_address=f'{self._host}:{self._store.port}',
                 step=number,  # which the lighthouse passes on
                 world_size=1,
@@ -161,13 +163,14 @@ class Lighthouse:
         return Quorum(
             tuple(member.replica_id for member in members),
             tuple(member.store_address for member in members),
+            tuple(member.address for member in members),
             tuple(member.step for member in members),
             f'{answer.quorum_id}-{created.seconds}-{created.nanos}',
         )
 
     def give_up(self, question: int) -> None:
         """Tell the others that this worker follows no answer to this question, or earlier ones."""
-        self._store.set(GIVEN_UP, str(question))
+        self.notice.given_up = question
 
     def ask_until(self, seconds: float, each: float) -> Quorum:
         """As ``ask``, again and again while there is no answer, and saying so.
@@ -226,6 +229,7 @@ class Lighthouse:
         atexit.unregister(self.close)
         self._stopped.set()
         self.give_up(self._questions)
+        self.notice.close()
         if self._thread is not None:
             self._thread.join(timeout=2)
 

@@ -3,8 +3,8 @@
 gloo waits for a member that never comes until its time-out, and cannot be interrupted. A member
 does not come where it has died since it asked, or where it follows another quorum: its question
 ended without an answer just before the quorum was made, or it has seen that somebody else does not
-come. Each worker says in its own store which of its questions it has given up. So who waits looks
-there, and asks anew at once.
+come. Each worker has a notice of which of its questions it has given up. So who waits looks there,
+and asks anew at once.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from dgc.engines import notice
 from dgc.engines.base import LostError
 
 REACH = timedelta(seconds=2)  # to connect to a machine
-READ = timedelta(seconds=1)  # to connect to a store and read it
+STORE = timedelta(seconds=5)  # for an answer of the store of the first member
 FIRST_LOOK, LOOK = 0.1, 0.3  # seconds until those who have not come are looked at
-GIVEN_UP = 'dgc/given up'  # the last question that a worker does not follow the answer of
 HERE, LEFT = 'here', 'left'
 
 
@@ -33,12 +33,14 @@ class Quorum(NamedTuple):
     Attributes:
         members: The workers' ids, in the order of their ranks.
         stores: ``host:port`` of the store of each; that of the first one is used.
+        notices: ``host:port`` of the notice of each (``dgc.engines.notice``).
         questions: The number of each one's question that the lighthouse has counted.
         key: Differs between quorums, also of the same members.
     """
 
     members: tuple[str, ...]
     stores: tuple[str, ...]
+    notices: tuple[str, ...]
     questions: tuple[int, ...]
     key: str
 
@@ -54,13 +56,12 @@ class Quorum(NamedTuple):
         """Return those of some ranks that never come to this quorum, as far as it can be seen."""
         found = []
         for rank in ranks:
-            store = self.stores[rank]
-            if not answers(store):
+            if not answers(self.stores[rank]):
                 found.append(f'{self.members[rank]} has died')
                 continue
-            with contextlib.suppress(RuntimeError):  # it may be stopped, and go on
-                if int(connect(store).get(GIVEN_UP)) >= self.questions[rank]:
-                    found.append(f'{self.members[rank]} asks for another quorum')
+            told = notice.read(self.notices[rank])  # None of one that is stopped, and may go on
+            if told is not None and told[0] >= self.questions[rank]:
+                found.append(f'{self.members[rank]} asks for another quorum')
         return found
 
     def meet(self, rank: int, seconds: float) -> None:
@@ -77,7 +78,8 @@ class Quorum(NamedTuple):
             raise LostError(f'{", ".join(gone)} died after asking for a quorum')
         own = self._place(rank)
         try:
-            store = connect(self.stores[0])
+            host, _, port = self.stores[0].rpartition(':')
+            store = TCPStore(host, int(port), None, False, STORE, wait_for_workers=False)
             store.set(own, HERE)
             try:
                 self._wait(store, seconds)
@@ -110,12 +112,6 @@ class Quorum(NamedTuple):
     def _place(self, rank: int) -> str:
         """Return the key of a member at the store of the first one."""
         return f'dgc/{self.key}/member {rank}'
-
-
-def connect(address: str) -> TCPStore:
-    """Return a client of the store at ``host:port``. Raises RuntimeError, also after a time."""
-    host, _, port = address.rpartition(':')
-    return TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=READ)
 
 
 def answers(address: str) -> bool:

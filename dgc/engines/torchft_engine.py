@@ -35,8 +35,10 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
 )
 
 from dgc.engines.base import Engine, EngineError, LostError
+from dgc.engines.elastic_watch import ElasticWatch, GroupCall
 from dgc.engines.lighthouse import ElasticSettings, Lighthouse, UnreachableError
 from dgc.engines.meeting import Quorum
+from dgc.engines.watch import Patience
 
 log = logging.getLogger('dgc')
 
@@ -93,6 +95,8 @@ class TorchftEngine(Engine):
     Args:
         settings: Where the lighthouse is, and how long others are waited for.
         trains: Any text that must be the same on all workers.
+        warning_seconds: Of a wait until a line names the workers that are waited for, and the
+            bucket; or half the time after which they are dropped, where that is less.
 
     Attributes:
         trains: The same; an optimizer adds what it trains.
@@ -118,7 +122,12 @@ class TorchftEngine(Engine):
 
     name = 'torchft'
 
-    def __init__(self, settings: ElasticSettings, trains: str = '') -> None:
+    def __init__(
+        self,
+        settings: ElasticSettings,
+        trains: str = '',
+        warning_seconds: float = Patience.warning_seconds,
+    ) -> None:
         super().__init__(0, 1, 0, 1)
         os.environ.setdefault('TORCH_CPP_LOG_LEVEL', 'ERROR')
         self.settings = settings
@@ -144,6 +153,10 @@ class TorchftEngine(Engine):
         self._key = ''
         self._next_poll, self._poll_seconds = 0.0, settings.join_seconds
         self._silent_seconds = LEAST_SILENT
+        self._group_call: GroupCall | None = None
+        self._group_calls = 0
+        own = self.lighthouse.notice
+        self._watch = ElasticWatch(own, lambda: self._group_call, warning_seconds)
         self._seconds: deque[float] = deque(maxlen=20)  # of steps
         self._last = time.monotonic()
 
@@ -239,6 +252,7 @@ class TorchftEngine(Engine):
         """Leave. The others find out when they wait for this worker, or at their next poll."""
         if self.is_closed:
             return
+        self._watch.stop()
         self.lighthouse.close()
         super().close()
         self._break()
@@ -358,6 +372,8 @@ class TorchftEngine(Engine):
         self._next_poll = time.monotonic() + self._poll_seconds
         if self.size > 1:
             self._meet(quorum)
+        names = [member.rpartition(':')[0] for member in quorum.members]
+        self._watch.follow(self.rank, names, quorum.notices)
         self.is_broken = False
         places = [Place(*each) for each in self._gather(torch.tensor(own))]
         self.source = source_of(places)
@@ -437,28 +453,47 @@ class TorchftEngine(Engine):
         """Make calls of the group and wait for them. Raises LostError where one fails."""
         if self.is_broken:
             raise LostError(f'{self.worker} has left the group, since an earlier call failed')
-        limit, begin = self.drop_seconds if seconds is None else seconds, time.monotonic()
+        call = self._enter(seconds)
         works: list[Any] = []
         failure = ''
         try:
-            self._limit(limit)
+            self._limit(call.limit)
             works += start()
             for work in works:
                 work.wait()
         except RuntimeError as error:
             failure = first_line(error)
         if not failure:
+            self._group_call = None
             return
         # An exception keeps the variables of its frames, and a call keeps the connections of its
         # group open: those who wait for this worker would not find out. So neither is kept.
         works.clear()
         work = None
         self._break()
-        passed = time.monotonic() - begin
-        if passed >= limit:
-            failure = f'given up after {passed:.1f} s (configs.elastic.drop_seconds)'
-        where = f' of bucket {self.bucket}' if self.bucket else ''
-        raise LostError(f'{self.worker}: a call{where} failed: {failure}')
+        passed = time.monotonic() - call.since
+        if passed >= call.limit:
+            who = self._watch.waited_for()
+            failure = f'given up after {passed:.1f} s ({call.setting})'
+            failure += f' of waiting for {who}' if who else ''
+        self._group_call = None
+        raise LostError(f'{self.worker}: {call.what} failed: {failure}')
+
+    def _enter(self, seconds: float | None) -> GroupCall:
+        """Note that a call of the group begins.
+
+        Args:
+            seconds: After which it is given up; None for ``drop_seconds``.
+        """
+        job = self._running  # of the engine, or a part of one: its method
+        method = getattr(job, 'func', job)
+        what = 'a call' if method is None else method.__name__.strip('_')
+        what += f' of bucket {self.bucket}' if self.bucket else ''
+        limit = self.drop_seconds if seconds is None else seconds
+        setting = f'configs.elastic.{"drop" if seconds is None else "heal"}_seconds'
+        self._group_calls += 1
+        self._group_call = GroupCall(self._group_calls, what, time.monotonic(), limit, setting)
+        return self._group_call
 
     def _limit(self, seconds: float) -> None:
         """Set the time after which gloo itself ends a call: leaving a group waits for its calls."""

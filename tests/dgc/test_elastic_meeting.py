@@ -14,7 +14,8 @@ import dgc
 from dgc.engines import torchft_engine
 from dgc.engines.base import LostError
 from dgc.engines.lighthouse import UnreachableError
-from dgc.engines.meeting import GIVEN_UP, Quorum
+from dgc.engines.meeting import Quorum
+from dgc.engines.notice import Notice
 
 pytest.importorskip('torchft', reason='torchft is not installed (there is no wheel for all)')
 
@@ -30,28 +31,43 @@ def lighthouse(monkeypatch):
     server.stop()
 
 
-def store_of_a_worker(given_up: int) -> TCPStore:
-    store = TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
-    store.set(GIVEN_UP, str(given_up))
-    return store
+class Member:
+    """What a member of a quorum serves."""
+
+    def __init__(self, given_up: int) -> None:
+        self.store = TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
+        self.notice = Notice('127.0.0.1')
+        self.notice.given_up = given_up
 
 
-def quorum_of(stores: list[TCPStore], questions: tuple[int, ...]) -> Quorum:
-    names = tuple('abc'[: len(stores)])
-    return Quorum(names, tuple(f'127.0.0.1:{s.port}' for s in stores), questions, 'k')
+def quorum_of(members: list[Member], questions: tuple[int, ...]) -> Quorum:
+    stores = tuple(f'127.0.0.1:{member.store.port}' for member in members)
+    notices = tuple(member.notice.address for member in members)
+    return Quorum(tuple('abc'[: len(members)]), stores, notices, questions, 'k')
 
 
 def test_who_has_given_up_its_question_is_not_waited_for():
-    stores = [store_of_a_worker(0), store_of_a_worker(7)]
+    members = [Member(0), Member(7)]
     begin = time.monotonic()
     with pytest.raises(LostError, match='b asks for another quorum'):
-        quorum_of(stores, (3, 7)).meet(0, CONNECT)
+        quorum_of(members, (3, 7)).meet(0, CONNECT)
+    assert time.monotonic() - begin < AT_ONCE
+
+
+def test_who_has_died_is_not_waited_for():
+    members = [Member(0), Member(0)]
+    quorum = quorum_of(members, (1, 1))
+    begin = time.monotonic()
+    del members[1].store
+    with pytest.raises(LostError, match='b died after asking for a quorum'):
+        quorum.meet(0, CONNECT)
+    assert quorum.absent([0, 1]) == ['b has died']
     assert time.monotonic() - begin < AT_ONCE
 
 
 def test_who_may_still_come_is_waited_for():
-    stores = [store_of_a_worker(0), store_of_a_worker(6)]
-    quorum = quorum_of(stores, (3, 7))
+    members = [Member(0), Member(6)]
+    quorum = quorum_of(members, (3, 7))
     with pytest.raises(LostError, match=r'b did not come to the quorum in 0\.5 s'):
         quorum.meet(0, 0.5)
     # b finds that a has left, and does not wait for it either.
@@ -60,8 +76,7 @@ def test_who_may_still_come_is_waited_for():
 
 
 def test_members_that_come_meet():
-    stores = [store_of_a_worker(0) for _ in range(3)]
-    quorum = quorum_of(stores, (1, 1, 1))
+    quorum = quorum_of(served := [Member(0) for _ in range(3)], (1, 1, 1))
     members = [threading.Thread(target=quorum.meet, args=(rank, CONNECT)) for rank in range(3)]
     begin = time.monotonic()
     for member in members:
@@ -69,6 +84,7 @@ def test_members_that_come_meet():
         time.sleep(0.2)  # more than until the first look at those who are missing
     for member in members:
         member.join(CONNECT)
+    assert [served[0].store.get(f'dgc/k/member {rank}') for rank in range(3)] == [b'here'] * 3
     assert time.monotonic() - begin < AT_ONCE
 
 

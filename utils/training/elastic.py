@@ -294,7 +294,8 @@ def run_worker(experiment: Experiment, signals: StopSignals) -> int:
     torch.set_num_threads(threads(configs.data.num_threads_per_worker, 1))
     settings = configs.elastic.build()
     datasets = build_datasets(configs)
-    engine = TorchftEngine(settings, common(configs, datasets))
+    seconds = experiment.patience.warning_seconds
+    engine = TorchftEngine(settings, common(configs, datasets), seconds)
     folder = experiment.folder(settings.start_workers) / name_of(engine.worker)
     check_writable(folder, 0)
     with claim(folder):  # another worker of this name is refused before it meets the others
