@@ -15,6 +15,7 @@ from utils.cli import (
     give_up,
     interrupted,
     parse_arguments,
+    print_whole,
     quiet_others,
 )
 
@@ -52,7 +53,7 @@ def main(arguments: Namespace, overrides: list[str]) -> int:
     quiet_others(launcher.rank)
     if arguments.list:
         if launcher.rank == 0:
-            print(listing(DECLARATIONS))
+            print_whole(listing(DECLARATIONS))
         return 0
     keep_freed_memory()
     try:
@@ -87,7 +88,7 @@ def main(arguments: Namespace, overrides: list[str]) -> int:
 def show(arguments: Namespace, configs: Config, settings: dict[str, str], workers: int) -> int:
     """Print the resolved configuration, after a comment with the folder of its run."""
     name = arguments.name or run_name(arguments.configs, arguments.suffix, workers, settings)
-    print(f'# {Path(arguments.runs) / name}\n{configs}')
+    print_whole(f'# {Path(arguments.runs) / name}\n{configs}')
     return 0
 
 

@@ -35,8 +35,10 @@ function writeAddress() {
 
 // ------------------------------------------------------------ which runs
 
+// run2 before run10
+const inOrder = (a, b) => a.localeCompare(b, undefined, { numeric: true });
 const tasks = () => [...new Set(data.runs.map((run) => run.task))]
-  .sort((a, b) => count(b) - count(a) || a.localeCompare(b));
+  .sort((a, b) => count(b) - count(a) || inOrder(a, b));
 const count = (task) => data.runs.filter((run) => run.task === task).length;
 const ofTask = () => data.runs.filter((run) => run.task === state.task);
 const find = (folder) => data.runs.find((run) => run.folder === folder);
