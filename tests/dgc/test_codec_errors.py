@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dgc.codec import VALUES, Codec, Contraction, Unbiased
-from dgc.codec.uniform import keys, uniform
+from dgc.ops.uniform import keys, uniform
 from dgc.ops import unfused
 
 CONTRACTIONS = {n: c for n, c in VALUES.items() if isinstance(c.error, Contraction)}
