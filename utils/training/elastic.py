@@ -309,6 +309,11 @@ class Trainer:
                 f'configs.train.batch_size: {total} training samples are fewer than one step of '
                 f'{batch}; use smaller batches'
             )
+        if getattr(datasets['train'], 'streams', None) is not None:
+            raise ConfigError(
+                'configs.dataset has samples that continue each other, and configs/elastic/ gives '
+                'them to other workers where the number of workers changes: use windows of a text'
+            )
         model = configs.model.build().to(device)
         self.progress = EpochProgress(model, self.share)
         self._loader = ElasticLoader(
