@@ -10,8 +10,10 @@ from datasets.cifar import CIFAR
 from datasets.digits import Digits
 from datasets.errors import DatasetError
 from datasets.imagenet import ImageNet
+from datasets.mnist import MNIST
+from datasets.tiny_imagenet import TinyImageNet
 
-__all__ = ['CIFAR', 'DatasetError', 'Digits', 'ImageNet']
+__all__ = ['CIFAR', 'MNIST', 'DatasetError', 'Digits', 'ImageNet', 'TinyImageNet']
 
 
 def __getattr__(name: str) -> Any:
