@@ -10,9 +10,20 @@ from datasets.cifar import CIFAR
 from datasets.digits import Digits
 from datasets.errors import DatasetError
 from datasets.imagenet import ImageNet
+from datasets.mnist import MNIST
 from datasets.text import PennTreebank, TextFile
+from datasets.tiny_imagenet import TinyImageNet
 
-__all__ = ['CIFAR', 'DatasetError', 'Digits', 'ImageNet', 'PennTreebank', 'TextFile']
+__all__ = [
+    'CIFAR',
+    'MNIST',
+    'DatasetError',
+    'Digits',
+    'ImageNet',
+    'PennTreebank',
+    'TextFile',
+    'TinyImageNet',
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from dgc.codec import VALUES, Codec, Contraction, Unbiased
-from dgc.ops.uniform import keys, uniform
 from dgc.ops import unfused
+from dgc.ops.uniform import keys, uniform
 
 CONTRACTIONS = {n: c for n, c in VALUES.items() if isinstance(c.error, Contraction)}
 UNBIASED = {n: c for n, c in VALUES.items() if isinstance(c.error, Unbiased)}
