@@ -43,6 +43,7 @@ def check_settings(configs: Config) -> None:
     for path, least in LEAST.items():
         section, name = path.split('.')
         check_number(f'configs.{path}', configs[section][name], least, int)
+    check_pipeline(configs.engine.pipeline)
     check_checkpoint(configs.checkpoint)
     check_log(configs.log)
     check_rollback(configs)
@@ -61,6 +62,15 @@ def check_settings(configs: Config) -> None:
     for name, meter in configs.train.meters.items():
         if meter is not None:
             check_node(f'configs.train.meters.{name}', meter)
+
+
+def check_pipeline(pipeline: object) -> None:
+    """Raise ConfigError for anything else than True, False and None."""
+    if pipeline not in (True, False, None):
+        raise ConfigError(
+            f'configs.engine.pipeline = {pipeline!r}: it is True, False, or None for True where a '
+            'worker has two cores'
+        )
 
 
 def check_log(settings: Config) -> None:
