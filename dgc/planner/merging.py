@@ -84,8 +84,8 @@ def exact(count: int, group_cost: GroupCost, backward: float, pipelined: bool = 
         after = states.after(BucketTimes(*costs[stops].T))
         left = undominated(*times_of(after))
         columns = zip(times_of(states), times_of(after), strict=True)
-        kept = [np.append(old, new[left]) for old, new in columns]
-        states = Progression(backward, *kept, pipelined=pipelined)
+        free, spent, idle = (np.append(old, new[left]) for old, new in columns)
+        states = Progression(backward, free, spent, idle, pipelined)
         stops, before = np.append(stops, np.full(len(left), stop)), np.append(before, left)
     complete = np.flatnonzero(stops == count)
     spent = np.asarray(states.spent)[complete]
