@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
 from dgc import Composition, DistributedOptimizer, Engine, LocalSteps
+from dgc.engines.cores import available_cores
 from dgc.handshake import broadcast_tensors
 from dgc.parameter_server import WorkerOptimizer
 from dgc.planner import Kept, Plan
@@ -25,7 +26,6 @@ from utils.checkpoint import Position
 from utils.checks import build_composition, naming
 from utils.cli import Refused
 from utils.config import Config, ConfigError
-from utils.cores import available_cores
 from utils.data import TrainShare, Until, collate, evaluation_loader, own_loader, train_loader
 from utils.learning_rate import LearningRate
 from utils.loading import Batches, Loading

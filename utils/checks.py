@@ -52,6 +52,7 @@ def check_settings(configs: Config) -> None:
         if value is not None or path not in FOUND_OUT:
             check_number(f'configs.{path}', value, least, int)
     check_data(configs.data)
+    check_pipeline(configs.engine.pipeline)
     check_checkpoint(configs.checkpoint)
     check_log(configs.log)
     check_rollback(configs)
@@ -82,6 +83,15 @@ def check_data(settings: Config) -> None:
         raise ConfigError(f'configs.data.channels_last = {settings.channels_last!r}: expected bool')
     if settings.loader is not None:
         check_node('configs.data.loader', settings.loader)
+
+
+def check_pipeline(pipeline: object) -> None:
+    """Raise ConfigError for anything else than True, False and None."""
+    if pipeline not in (True, False, None):
+        raise ConfigError(
+            f'configs.engine.pipeline = {pipeline!r}: it is True, False, or None for True where a '
+            'worker has two cores'
+        )
 
 
 def check_log(settings: Config) -> None:

@@ -247,6 +247,7 @@ class Elastic:
         settings = configs.elastic.build()
         datasets = build_datasets(configs)
         engine = TorchftEngine(settings, common(configs, datasets))
+        engine.pipeline = configs.engine.pipeline
         name = name_of(engine.worker)
         folder = experiment.folder(settings.start_workers) / name
         about = environment('torchft', [socket.gethostname()])
