@@ -10,9 +10,10 @@ from datasets.cifar import CIFAR
 from datasets.digits import Digits
 from datasets.errors import DatasetError
 from datasets.imagenet import ImageNet
+from datasets.imdb import IMDB
 from datasets.text import PennTreebank, TextFile
 
-__all__ = ['CIFAR', 'DatasetError', 'Digits', 'ImageNet', 'PennTreebank', 'TextFile']
+__all__ = ['CIFAR', 'IMDB', 'DatasetError', 'Digits', 'ImageNet', 'PennTreebank', 'TextFile']
 
 
 def __getattr__(name: str) -> Any:
