@@ -10,12 +10,14 @@ from datasets.cifar import CIFAR
 from datasets.digits import Digits
 from datasets.errors import DatasetError
 from datasets.imagenet import ImageNet
+from datasets.imdb import IMDB
 from datasets.mnist import MNIST
 from datasets.text import PennTreebank, TextFile
 from datasets.tiny_imagenet import TinyImageNet
 
 __all__ = [
     'CIFAR',
+    'IMDB',
     'MNIST',
     'DatasetError',
     'Digits',
