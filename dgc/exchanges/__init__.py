@@ -12,6 +12,7 @@ from dgc.exchanges.oktopk import OkTopK
 from dgc.exchanges.power_sgd import PowerSGD
 from dgc.exchanges.random_k import RandomK
 from dgc.exchanges.residuals import GlobalResiduals, LocalResiduals, PartialResiduals, Residuals
+from dgc.exchanges.row_means import RowMeans
 from dgc.exchanges.spardl import SparDL
 from dgc.exchanges.team_gather import Bruck, RecursiveDoubling, TeamGather
 
@@ -36,6 +37,7 @@ __all__ = [
     'RandomK',
     'RecursiveDoubling',
     'Residuals',
+    'RowMeans',
     'Scale',
     'SparDL',
     'TeamGather',
