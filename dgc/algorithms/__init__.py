@@ -20,10 +20,12 @@ from dgc.algorithms.one_bit_sgd import one_bit_sgd
 from dgc.algorithms.power_sgd import power_sgd
 from dgc.algorithms.qsgd import qsgd
 from dgc.algorithms.random_k import random_k
+from dgc.algorithms.sidco import sidco
 from dgc.algorithms.sign_sgd import ef_sign_sgd, sign_sgd, signum
 from dgc.algorithms.spardl import spardl, spardl_bruck, spardl_lres, spardl_pres, spardl_teams
 from dgc.algorithms.table import CONSERVING, Algorithm, Kind, Law
 from dgc.algorithms.tern_grad import tern_grad
+from dgc.algorithms.threshold_v import threshold_v
 from dgc.optim import OneBitAdam
 
 __all__ = ['ALGORITHMS', 'Algorithm', 'Kind', 'Law']
@@ -56,6 +58,20 @@ ALGORITHMS: dict[str, Algorithm] = {
             'Shi et al., arXiv 1911.08772',
             gaussian_k,
             ('configs/dgc/wm5.py', 'configs/dgc/gaussian.py'),
+        ),
+        Algorithm(
+            'sidco',
+            'SIDCo: threshold of exponential tails, fitted in stages, all-gather',
+            'Abdelmoniem et al., MLSys 2021, arXiv 2101.10761',
+            sidco,
+            ('configs/dgc/wm5.py', 'configs/dgc/sidco.py'),
+        ),
+        Algorithm(
+            'threshold-v',
+            'all elements above a fixed magnitude, in messages of their own length',
+            'Strom, Interspeech 2015; Dutta et al., AAAI 2020, arXiv 1911.08250',
+            threshold_v,
+            ('configs/dgc/wm0.py', 'configs/dgc/threshold_v.py'),
         ),
         Algorithm(
             'gtopk',

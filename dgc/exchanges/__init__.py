@@ -15,6 +15,7 @@ from dgc.exchanges.residuals import GlobalResiduals, LocalResiduals, PartialResi
 from dgc.exchanges.row_means import RowMeans
 from dgc.exchanges.spardl import SparDL
 from dgc.exchanges.team_gather import Bruck, RecursiveDoubling, TeamGather
+from dgc.exchanges.tight_all_gather import TightAllGather
 
 __all__ = [
     'AllGather',
@@ -41,4 +42,5 @@ __all__ = [
     'Scale',
     'SparDL',
     'TeamGather',
+    'TightAllGather',
 ]

@@ -147,3 +147,49 @@ def test_signum_has_no_nesterov_form():
     named = parameters()
     with pytest.raises(ValueError, match='LocalMomentum has no Nesterov form'):
         wrap(named, dgc.ALGORITHMS['signum'].composition(), momentum=0.9, nesterov=True)
+
+
+@every_world_size
+def test_threshold_v(world_size):
+    """With a residual, as in the papers: what waits below the threshold adds up until it exceeds
+    it."""
+    residuals: dict[tuple[str, int], Tensor] = {}
+
+    def rule(name, step, gradients):
+        total = torch.zeros_like(gradients[0])
+        for rank, gradient in enumerate(gradients):
+            v = gradient + residuals.get((name, rank), torch.zeros_like(gradient))
+            sent = v.where(v.abs() >= 3.0, 0.0)
+            residuals[name, rank] = v - sent
+            total += sent
+        return total / world_size
+
+    settings = {'compress_ratio': 0.9, 'threshold': 3.0, 'memory': dgc.memory.Residual()}
+    ours = trained(world_size, 'threshold-v', **settings, always_sparse=True)
+    assert_close(ours, plain(world_size, rule))
+
+
+@pytest.mark.parametrize('world_size', [2, 4])
+def test_threshold_v_sends_what_it_found_and_not_its_budget(world_size):
+    def worker(engine):
+        named = parameters()
+        settings = {'compress_ratio': 0.2, 'threshold': 4.0, 'indices': 'int32'}
+        composition = dgc.ALGORITHMS['threshold-v'].composition(planner=PerTensor(), **settings)
+        optimizer = wrap(named, composition, engine)
+        watched = []
+        optimizer.reducer.watch = lambda bucket, selected: watched.append((bucket, selected))
+        train(optimizer, named, 1, engine.rank)
+        counts = [len(sent.values) for bucket, sent in watched if bucket.density is not None]
+        return counts, optimizer.progress.sent - dense_bytes(watched, engine.size)
+
+    found = dgc.simulate(world_size, worker)
+    longest = [max(counts) for counts in zip(*(counts for counts, _ in found), strict=True)]
+    messages = sum(8 + -(-(32 + 8 * count) // 8) * 8 for count in longest)
+    assert [sent for _, sent in found] == [(world_size - 1) * messages] * world_size
+    assert sum(longest) < 144  # of a budget of 288 elements
+
+
+def dense_bytes(watched, world_size: int) -> int:
+    """What a rank sends for the uncompressed buckets."""
+    numels = [bucket.numel for bucket, _ in watched if bucket.density is None]
+    return sum(round(8 * numel * (world_size - 1) / world_size) for numel in numels)
