@@ -11,9 +11,22 @@ from datasets.digits import Digits
 from datasets.errors import DatasetError
 from datasets.imagenet import ImageNet
 from datasets.imdb import IMDB
+from datasets.speech import AN4, Speech
+from datasets.synthesised import SynthesisedWords
 from datasets.text import PennTreebank, TextFile
 
-__all__ = ['CIFAR', 'IMDB', 'DatasetError', 'Digits', 'ImageNet', 'PennTreebank', 'TextFile']
+__all__ = [
+    'AN4',
+    'CIFAR',
+    'IMDB',
+    'DatasetError',
+    'Digits',
+    'ImageNet',
+    'PennTreebank',
+    'Speech',
+    'SynthesisedWords',
+    'TextFile',
+]
 
 
 def __getattr__(name: str) -> Any:
