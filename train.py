@@ -147,7 +147,7 @@ def evaluate(parts: Evaluated, configs: Config) -> dict[str, float]:
         meters = {name.format(split): meter for name, meter in built_meters(configs).items()}
         with torch.inference_mode(), fresh(parts.model):
             for inputs, targets in loader:
-                outputs = parts.model(inputs.to(parts.device))
+                outputs = parts.model(inputs.to(parts.device, non_blocking=True))
                 for meter in meters.values():
                     meter.update(outputs, targets.to(parts.device))
         for name, meter in meters.items():

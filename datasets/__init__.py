@@ -11,14 +11,17 @@ from datasets.digits import Digits
 from datasets.errors import DatasetError
 from datasets.imagenet import ImageNet
 from datasets.imdb import IMDB
+from datasets.mnist import MNIST
 from datasets.speech import AN4, Speech
 from datasets.synthesised import SynthesisedWords
 from datasets.text import PennTreebank, TextFile
+from datasets.tiny_imagenet import TinyImageNet
 
 __all__ = [
     'AN4',
     'CIFAR',
     'IMDB',
+    'MNIST',
     'DatasetError',
     'Digits',
     'ImageNet',
@@ -26,6 +29,7 @@ __all__ = [
     'Speech',
     'SynthesisedWords',
     'TextFile',
+    'TinyImageNet',
 ]
 
 

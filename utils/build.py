@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
 from dgc import Composition, DistributedOptimizer, Engine, LocalSteps
+from dgc.engines.cores import available_cores
 from dgc.handshake import broadcast_tensors
 from dgc.parameter_server import WorkerOptimizer
 from dgc.planner import Kept, Plan
@@ -25,9 +26,9 @@ from utils.checkpoint import Position
 from utils.checks import build_composition, naming
 from utils.cli import Refused
 from utils.config import Config, ConfigError
-from utils.cores import available_cores
-from utils.data import TrainShare, Until, collate, evaluation_loader, train_loader
+from utils.data import TrainShare, Until, collate, evaluation_loader, own_loader, train_loader
 from utils.learning_rate import LearningRate
+from utils.loading import Batches, Loading
 from utils.meters import MeterError, Ranking
 from utils.search import Saved
 from utils.seeding import seed_everything
@@ -58,7 +59,7 @@ class Evaluated:
     engine: Engine
     device: torch.device
     model: nn.Module
-    loaders: dict[str, DataLoader | Until]
+    loaders: dict[str, DataLoader | Batches | Until]
 
 
 @dataclass
@@ -168,7 +169,7 @@ def build(
     with agreed(engine, device):  # before the collectives of find
         check_metric(configs, datasets)
         loader, share = build_train_loader(configs, datasets, engine.rank, engine.size, device)
-        model = configs.model.build().to(device)
+        model = build_model(configs, device)
         criterion = train.criterion.build().to(device)
         averaging: Averaging = train.averaging.build()
         ranks = averaging.ranks_per_step(engine.size)
@@ -343,31 +344,55 @@ def check_meters(configs: Config, parts: Evaluated) -> None:
     parts.model.train(training)
 
 
+def build_model(configs: Config, device: torch.device) -> nn.Module:
+    """The network, where and as it is trained."""
+    model: nn.Module = configs.model.build()
+    layout = torch.channels_last if configs.data.channels_last else torch.preserve_format
+    return model.to(device).to(memory_format=layout)
+
+
 def build_train_loader(
     configs: Config, datasets: dict[str, Dataset], rank: int, size: int, device: torch.device
-) -> tuple[DataLoader, TrainShare]:
+) -> tuple[DataLoader | Batches, TrainShare]:
     """The loader of the training data of rank ``rank`` of ``size``, and its sampler."""
     step = configs.train.batch_size * configs.train.num_batches_per_step
-    processes = loading_processes(device)
+    common = datasets['train'], step, rank, size, configs.seed
     rows = configs.train.batch_size
-    return train_loader(datasets['train'], step, rank, size, configs.seed, processes, rows)
+    if configs.data.loader is not None:
+        with naming(configs.data.loader):
+            return own_loader(configs.data.loader, *common, rows)
+    return train_loader(*common, build_loading(configs, device), rows)
 
 
 def build_evaluation_loaders(
     configs: Config, datasets: dict[str, Dataset], rank: int, size: int, device: torch.device
-) -> dict[str, DataLoader | Until]:
+) -> dict[str, DataLoader | Batches | Until]:
     """The loaders of the other splits: the samples of rank ``rank`` of ``size``."""
-    processes, batch = loading_processes(device), configs.train.batch_size
+    loading, batch = build_loading(configs, device), configs.train.batch_size
     return {
-        split: evaluation_loader(dataset, batch, rank, size, processes)
+        split: evaluation_loader(dataset, batch, rank, size, loading)
         for split, dataset in datasets.items()
         if split != 'train'
     }
 
 
-def loading_processes(device: torch.device) -> int:
-    """Number of processes that load data: several on GPUs, none on CPUs, whose cores compute."""
-    return torch.get_num_threads() if device.type == 'cuda' else 0
+def build_loading(configs: Config, device: torch.device) -> Loading:
+    """How data is loaded: by default several processes do on GPUs, none on CPUs, whose cores
+    compute.
+
+    Raises:
+        ConfigError: For a way to start processes where there are none.
+    """
+    on_gpu, settings = device.type == 'cuda', configs.data
+    processes = settings.num_workers
+    if processes is None:
+        processes = torch.get_num_threads() if on_gpu else 0
+    if settings.start_method is not None and not processes:
+        raise ConfigError(
+            f'configs.data.start_method = {settings.start_method!r} has no effect, since no '
+            'processes load data: set configs.data.num_workers'
+        )
+    return Loading(processes, settings.start_method, pinned=on_gpu)
 
 
 def parameter_groups(model: nn.Module, bn_separately: bool) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,7 +13,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
 from datasets import DatasetError
+from datasets.images import Batch
 from utils.config import Config
+from utils.loading import IN_PLACE, Batches, Loading
 from utils.seeding import seed_everything
 
 SPLITS = "{'train': …, 'test': …}"
@@ -130,6 +131,8 @@ def check_sample(dataset: Any, split: str) -> None:
 
 def collate(samples: list[Any]) -> Any:
     """The batch of some samples. Raises DatasetError where they do not fit together."""
+    if isinstance(samples, Batch):  # cut from a batch, which is not put together again
+        return [samples.inputs, samples.targets]
     try:
         return default_collate(samples)
     except (TypeError, RuntimeError) as error:
@@ -288,7 +291,7 @@ class Until:
     In asynchronous training the last epoch of a worker ends with the last update of all workers.
     """
 
-    def __init__(self, loader: DataLoader, finished: Callable[[], bool]) -> None:
+    def __init__(self, loader: DataLoader | Batches, finished: Callable[[], bool]) -> None:
         self.loader = loader
         self.batch_size = loader.batch_size
         self.finished = finished
@@ -303,16 +306,11 @@ class Until:
         return len(self.loader)
 
 
-def apart(_number: int) -> None:
-    """Move this process, which loads data, to a process group of its own.
-
-    A launcher signals the group of a rank. The rank acts on that at the end of its step, and needs
-    its processes until then; it ends them itself.
-
-    Args:
-        _number: Of this process among those of its rank.
-    """
-    os.setpgid(0, 0)
+def build_share(dataset: Any, rank: int, size: int, seed: int, rows: int) -> TrainShare:
+    """One rank's share of the training data, in ``rows`` streams where samples continue others."""
+    if getattr(dataset, 'streams', None) is None:
+        return TrainShare(dataset, rank, size, seed)
+    return StreamShare(dataset, rank, size, seed, rows)
 
 
 def train_loader(
@@ -321,46 +319,63 @@ def train_loader(
     rank: int,
     size: int,
     seed: int,
-    processes: int,
+    loading: Loading = IN_PLACE,
     rows: int | None = None,
 ) -> tuple[DataLoader, TrainShare]:
-    """A loader of full batches, as many on each rank. Raises ValueError if there are none.
+    """A loader of full batches, as many on each rank.
 
     Args:
         dataset: The training data.
         batch: Samples of this rank in a step.
         rank, size: Of this rank, and the number of ranks.
         seed: Of the order.
-        processes: That load data.
+        loading: The processes that load data.
         rows: Samples of one backward pass, where a step has several. None for ``batch``.
+
+    Raises:
+        ValueError: If there are none.
+        ConfigError: If the data set cannot be sent to the processes that load data.
     """
-    sized: Any = dataset
-    if getattr(dataset, 'streams', None) is None:
-        share = TrainShare(sized, rank, size, seed)
-    else:
-        share = StreamShare(sized, rank, size, seed, rows or batch)
+    share = build_share(dataset, rank, size, seed, rows or batch)
     if len(share) < batch:
         raise ValueError(
             f'configs.train.batch_size: {len(share)} training samples per worker are fewer than '
             f'one step of {batch}; use smaller batches or fewer workers'
         )
-    share.for_processes = processes > 0
+    loading.check(dataset)
+    share.for_processes = loading.processes > 0
     loader = DataLoader(
         Seeded(dataset) if share.for_processes else dataset,
         batch,
         collate_fn=collate,
         sampler=share,
         drop_last=True,
-        num_workers=processes,
-        persistent_workers=processes > 0,
-        pin_memory=processes > 0,
-        worker_init_fn=apart,
+        **loading.arguments(persistent=True),
     )
     return loader, share
 
 
+def own_loader(
+    node: Config,
+    dataset: Any,
+    batch: int,
+    rank: int,
+    size: int,
+    seed: int,
+    rows: int | None = None,
+) -> tuple[Batches, TrainShare]:
+    """The training batches of the loader that ``configs.data.loader`` makes.
+
+    It is called with `dataset`, the split 'train'; `order`, this rank's samples: it gives their
+    numbers in the order of the current epoch, each time it is iterated over; and `batch_size`.
+    """
+    share = build_share(dataset, rank, size, seed, rows or batch)
+    loader = node.build(dataset=dataset, order=share, batch_size=batch)
+    return Batches(loader, share, batch), share
+
+
 def evaluation_loader(
-    dataset: Dataset, batch: int, rank: int, size: int, processes: int
+    dataset: Dataset, batch: int, rank: int, size: int, loading: Loading = IN_PLACE
 ) -> DataLoader:
     """A loader of each sample on one rank. Shares may differ in length: use no collectives in it.
 
@@ -370,10 +385,10 @@ def evaluation_loader(
     order: dict[str, Any] = {'batch_size': batch, 'sampler': range(rank, total, size)}
     if streams is not None:
         order = {'batch_sampler': EvaluationStreams(total, streams, rank, size)}
+    loading.check(dataset)
     return DataLoader(
         dataset,
         collate_fn=collate,
-        num_workers=processes,
-        worker_init_fn=apart,
         **order,
+        **loading.arguments(persistent=False),
     )

@@ -218,7 +218,7 @@ def hparams_of(configs: Config) -> dict[str, Any]:
 def cost(parts: Parts) -> str:
     """One line: the memory and the messages of compression on each worker."""
     buckets, numel = parts.optimizer.buckets, sum(b.numel for b in parts.optimizer.buckets)
-    memory = sum(4 * bucket.numel * len(bucket.buffers) for bucket in buckets)
+    memory = sum(flat.nbytes for bucket in buckets for flat in bucket.buffers.values())
     sent, uncompressed = predicted_bytes(parts)
     return (
         f'{numel:,} parameters in {len(buckets)} buckets; {memory / 1e6:,.1f} MB of memory for '

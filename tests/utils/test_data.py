@@ -26,6 +26,7 @@ from utils.data import (
     evaluation_loader,
     train_loader,
 )
+from utils.loading import Loading
 
 
 class Augmented(torch.utils.data.Dataset):
@@ -45,13 +46,12 @@ class AtOnce(Augmented):
         return [self[index] for index in indices]
 
 
-@pytest.mark.filterwarnings('ignore:.pin_memory')
 @pytest.mark.parametrize('kind', [Augmented, AtOnce])
 def test_the_rest_of_an_epoch_is_augmented_as_in_the_whole_one(kind):
     """By processes that load data, whichever of them loads a sample."""
 
     def epoch(number: int, skipped: int, processes: int) -> list:
-        loader, share = train_loader(kind(), 3, 1, 2, 0, processes)
+        loader, share = train_loader(kind(), 3, 1, 2, 0, Loading(processes))
         share.epoch, share.skipped = number, skipped
         return [torch.stack([part.double() for part in batch]).tolist() for batch in loader]
 
@@ -70,9 +70,11 @@ class Groups(Augmented):
         return os.getpgid(0)
 
 
-@pytest.mark.filterwarnings('ignore:.pin_memory')
 def test_signals_to_the_group_of_a_rank_do_not_reach_the_processes_that_load_data():
-    loaders = [train_loader(Groups(), 3, 0, 1, 0, 1)[0], evaluation_loader(Groups(), 3, 0, 1, 1)]
+    loaders = [
+        train_loader(Groups(), 3, 0, 1, 0, Loading(1))[0],
+        evaluation_loader(Groups(), 3, 0, 1, Loading(1)),
+    ]
     for loader in loaders:
         groups = {int(group) for batch in loader for group in batch}
         assert len(groups) == 1 and os.getpgid(0) not in groups
@@ -124,13 +126,13 @@ def test_the_order_changes_with_the_epoch_and_the_seed_and_with_nothing_else():
 
 
 def test_training_batches_are_full_and_equally_many():
-    loaders = [train_loader(dataset(23), 3, rank, 2, 0, 0)[0] for rank in range(2)]
+    loaders = [train_loader(dataset(23), 3, rank, 2, 0)[0] for rank in range(2)]
     batches = [[len(batch) for (batch,) in loader] for loader in loaders]
     assert batches == [[3, 3, 3], [3, 3, 3]]
 
 
 def test_setting_the_epoch_of_the_share_reorders_the_loader():
-    loader, share = train_loader(dataset(24), 4, 0, 2, 0, 0)
+    loader, share = train_loader(dataset(24), 4, 0, 2, 0)
     first = torch.cat([batch for (batch,) in loader])
     share.epoch = 1
     assert not torch.equal(torch.cat([batch for (batch,) in loader]), first)
@@ -140,7 +142,7 @@ def test_setting_the_epoch_of_the_share_reorders_the_loader():
 def test_a_batch_larger_than_the_share_is_refused(total, batch, size, samples):
     text = f'configs.train.batch_size: {samples} training samples per worker are fewer than'
     with pytest.raises(ValueError, match=text):
-        train_loader(dataset(total), batch, 0, size, 0, 0)
+        train_loader(dataset(total), batch, 0, size, 0)
 
 
 @pytest.mark.parametrize('total', [0, 1, 2, 5, 12])
@@ -148,7 +150,7 @@ def test_a_batch_larger_than_the_share_is_refused(total, batch, size, samples):
 def test_evaluation_sees_each_sample_once(total, size):
     seen = []
     for rank in range(size):
-        loader = evaluation_loader(dataset(total), 2, rank, size, 0)
+        loader = evaluation_loader(dataset(total), 2, rank, size)
         mine = [sample for (batch,) in loader for sample in batch.tolist()]
         assert total // size <= len(mine) <= total // size + 1
         seen += mine
@@ -156,7 +158,7 @@ def test_evaluation_sees_each_sample_once(total, size):
 
 
 def test_five_samples_on_three_ranks():
-    loaders = [evaluation_loader(dataset(5), 2, rank, 3, 0) for rank in range(3)]
+    loaders = [evaluation_loader(dataset(5), 2, rank, 3) for rank in range(3)]
     batches = [[batch.tolist() for (batch,) in loader] for loader in loaders]
     assert batches == [[[0, 3]], [[1, 4]], [[2]]]
 
@@ -211,12 +213,12 @@ class Consecutive(Augmented):
 
 
 def test_loaders_ask_the_data_set_for_its_order():
-    loaders = [train_loader(Located(Consecutive(), 'train'), 4, r, 2, 0, 0, 2)[0] for r in (0, 1)]
+    loaders = [train_loader(Located(Consecutive(), 'train'), 4, r, 2, 0, rows=2)[0] for r in (0, 1)]
     batches = [[batch[-1].tolist() for batch in loader] for loader in loaders]
     # Two backward passes of two rows: streams of 6 samples that begin at 0 and 6, 12 and 18.
     assert batches[0] == [[0, 6, 1, 7], [2, 8, 3, 9], [4, 10, 5, 11]]
     assert batches[1] == [[sample + 12 for sample in batch] for batch in batches[0]]
-    test = evaluation_loader(Located(Consecutive(), 'test'), 9, 0, 3, 0)
+    test = evaluation_loader(Located(Consecutive(), 'test'), 9, 0, 3)
     assert [batch[-1].tolist() for batch in test] == [[s, 18 + s] for s in range(6)]
 
 
@@ -262,7 +264,7 @@ def test_a_sample_that_cannot_be_read_is_named(kind):
     """docs/failures.md, row 19."""
     data = kind()
     located = Located(data, 'train')
-    loader = evaluation_loader(located, 3, 0, 1, 0)
+    loader = evaluation_loader(located, 3, 0, 1)
     line = "configs.dataset: sample 7 of 'train' cannot be read: ValueError: no label"
     with pytest.raises(SampleError, match=line) as raised:
         list(loader)
@@ -274,7 +276,7 @@ def test_an_exception_in_a_batch_whose_samples_are_sound_passes_through():
     data = Batches()
     data.__getitems__ = lambda indices: 1 // 0
     with pytest.raises(ZeroDivisionError):
-        list(evaluation_loader(Located(data, 'test'), 3, 0, 1, 0))
+        list(evaluation_loader(Located(data, 'test'), 3, 0, 1))
 
 
 def test_samples_of_different_shapes_are_refused_and_both_are_named():

@@ -39,6 +39,7 @@ from utils.build import (
     Parts,
     aspects,
     build_evaluation_loaders,
+    build_model,
     build_optimizer,
     build_rate,
     build_train_loader,
@@ -207,7 +208,7 @@ def evaluate(experiment: Experiment, datasets: Datasets, engine: Engine) -> None
         if workers is None and not experiment.arguments.resume:
             raise ConfigError('--evaluate: name the run, with --resume RUN')
         loaders = build_evaluation_loaders(configs, datasets, 0, 1, device)
-        parts = Evaluated(engine, device, configs.model.build().to(device), loaders)
+        parts = Evaluated(engine, device, build_model(configs, device), loaders)
         source = experiment.source(experiment.earlier(workers or 1))
         saved = Search(engine, device, source, evaluate=True).last(parts.model)
         assert saved is not None
@@ -261,7 +262,7 @@ def build_worker(
     """Join the server, and build what a worker trains with: its data depends on its slot."""
     configs, device = experiment.configs, experiment.device
     seed_everything(configs.seed)
-    model = configs.model.build().to(device)
+    model = build_model(configs, device)
     check_streams(model, datasets)
     optimizer = WorkerOptimizer(
         build_optimizer(configs, model, workers=1),
