@@ -17,7 +17,8 @@ every_block_coding = pytest.mark.parametrize('name', BLOCKS)
 # Those with the same numbers, rounded at random.
 QSGD = {'qsgd8': (127, 512), 'qsgd4': (7, 128), 'qsgd2': (1, 64)}
 # Values per scale, where a coding has more than one scale.
-PER_SCALE = {name: block for name, (_, block) in (BLOCKS | QSGD).items()} | {'sign': 4096}
+PER_SCALE = {name: block for name, (_, block) in (BLOCKS | QSGD).items()}
+PER_SCALE |= {'sign': 4096, '2bit': 64, 'fp4': 64, 'fp4e3': 64}
 every_scaled_block = pytest.mark.parametrize('name', PER_SCALE)
 
 
@@ -54,6 +55,9 @@ def test_lengths_are_the_closed_forms(count):
         'qsgd8': 4 * math.ceil(count / 512) + count,
         'qsgd4': 4 * math.ceil(count / 128) + math.ceil(count / 2),
         'qsgd2': 4 * math.ceil(count / 64) + math.ceil(count / 4),
+        '2bit': 4 * math.ceil(count / 64) + math.ceil(count / 4),
+        'fp4': 4 * math.ceil(count / 64) + math.ceil(count / 2),
+        'fp4e3': 4 * math.ceil(count / 64) + math.ceil(count / 2),
     }
     assert {name: coding.capacity(count) for name, coding in VALUES.items()} == expected
     values = torch.linspace(-1, 1, count)
@@ -84,6 +88,9 @@ def test_bytes_are_those_of_the_description():
         'qsgd8': '87c3613d 7f c1 12',
         'qsgd4': '0000803f d7 01',
         'qsgd2': '0000e040 01',
+        '2bit': '1040 e040 13',  # 2.25 and 7; then the larger of both, the smaller with -, with +
+        'fp4': 'abaa953f d7 02',  # 7/6, then 6, -3 and 1 of it
+        'fp4e3': '0000e03e e7 04',  # 7/16, then 16, -8 and 2 of it
     }
     found = {name: coding.encode(values).numpy().tobytes() for name, coding in VALUES.items()}
     assert found == {name: bytes.fromhex(text) for name, text in expected.items()}
@@ -232,7 +239,7 @@ def test_a_scale_that_is_none_is_refused(name, scale):
     if math.isnan(scale) and name in PER_SCALE:
         assert VALUES[name].decode(section, 2).isnan().all()
         return
-    if scale == 0 and name == 'sign':
+    if scale == 0 and name in ('sign', '2bit'):
         assert (VALUES[name].decode(section, 2) == 0).all()
         return
     with pytest.raises(CodecError, match='scale'):
