@@ -69,8 +69,9 @@ def bits_of(size: int, count: int) -> int:
 def stream_bits(numel: int, count: int, chunk: int = CHUNK) -> int:
     """Return the bits of ``count`` indices of ``numel`` elements, in a time that depends on
     neither."""
-    if not count:
+    if not count or not numel:
         return 0
+    count = min(count, numel)
     whole, rest = divmod(numel, chunk)
     within = -(-count * whole * chunk // numel)  # indices of the complete chunks
     bits = bits_of(rest, count - within)

@@ -89,7 +89,7 @@ def test_bytes_are_those_of_the_description():
         'qsgd4': '0000803f d7 01',
         'qsgd2': '0000e040 01',
         '2bit': '1040 e040 13',  # 2.25 and 7; then the larger of both, the smaller with -, with +
-        'fp4': 'abaa953f d7 02',  # 7/6, then 6, -3 and 1 of it
+        'fp4': '5555953f d7 02',  # 7/6, then 6, -3 and 1 of it
         'fp4e3': '0000e03e e7 04',  # 7/16, then 16, -8 and 2 of it
     }
     found = {name: coding.encode(values).numpy().tobytes() for name, coding in VALUES.items()}
