@@ -1,8 +1,8 @@
 """The laws that each algorithm declares, from one table over all compositions.
 
-Rows are the algorithms of ``dgc.ALGORITHMS`` that need no server, each with its own laws (what takes
-the movement of local steps takes gradients as well), and variants of Deep Gradient Compression and
-of the exchanges that exercise one part each.
+Rows are the algorithms of ``dgc.ALGORITHMS`` that need no server, each with its own laws, and
+variants of Deep Gradient Compression and of the exchanges that exercise one part each. What takes
+the movement of local steps takes gradients as well.
 """
 
 from __future__ import annotations
