@@ -29,10 +29,12 @@
     qsgd8       6  4·⌈k/512⌉ + k               as int8, rounded at random
     qsgd4       7  4·⌈k/128⌉ + k/2             as int4, rounded at random
     qsgd2       8  4·⌈k/64⌉ + k/4              a float32 per block of 64 values, then -1, 0 or 1
-    2bit       16  4·⌈k/64⌉ + k/4              two magnitudes per block of 64 values, then for each
+    ternary    16  4·⌈k/512⌉ + k/5             a float32 per block of 512, then five numbers a byte
+    natural    17  4 + k                       a float32 scale, then signs and powers of two
+    2bit       20  4·⌈k/64⌉ + k/4              two magnitudes per block of 64 values, then for each
                                                the sign, and which of both
-    fp4        17  4·⌈k/64⌉ + k/2              a float32 per block of 64 values, then E2M1 numbers
-    fp4e3      18  4·⌈k/64⌉ + k/2              the same with E3M0 numbers
+    fp4        21  4·⌈k/64⌉ + k/2              a float32 per block of 64 values, then E2M1 numbers
+    fp4e3      22  4·⌈k/64⌉ + k/2              the same with E3M0 numbers
 
 Sections follow each other without gaps, so the values may begin at any byte. The length of each is
 known from n and k. The header repeats the whole length for programs that only carry messages, and
@@ -72,7 +74,7 @@ class Codec:
 
     Args:
         values: a name in VALUES: 'fp32', 'fp16', 'bf16', 'int8', 'int4', 'fp4', 'fp4e3', '2bit',
-            'sign', 'qsgd8', 'qsgd4' or 'qsgd2'.
+            'sign', 'qsgd8', 'qsgd4', 'qsgd2', 'ternary' or 'natural'.
         indices: a name in INDICES: 'int64', 'int32' or 'packed' for sparse messages, 'even' for
             those with equally many elements of each chunk, 'none' for dense ones.
 

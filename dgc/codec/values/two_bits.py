@@ -27,7 +27,7 @@ class TwoBits(ValueCoding):
     """
 
     name = '2bit'
-    code = 16
+    code = 20
     error = Contraction(delta=(1 - 2.0**-16) / BLOCK)
 
     def capacity(self, k: int) -> int:
