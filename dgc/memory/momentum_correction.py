@@ -41,9 +41,7 @@ class MomentumCorrection(Memory):
     holds_momentum = True
     continues = True
 
-    def __init__(
-        self, momentum_masking: bool = True, dtype: str | torch.dtype = 'float32'
-    ) -> None:
+    def __init__(self, momentum_masking: bool = True, dtype: str | torch.dtype = 'float32') -> None:
         self.momentum_masking = momentum_masking
         self.dtype = storage_type(dtype)
 
