@@ -1,8 +1,9 @@
 """The most memory that steps take beside the weights, in bytes per parameter.
 
 A process for each row plays one of several ranks, as ``bench.breakdown`` does: random gradients,
-and no forward or backward pass, so no activations. Its resident memory is read when the network is there,
-and the highest after that counts: gradients, memory of compression, optimizer, messages. Linux only.
+and no forward or backward pass, so no activations. Its resident memory is read when the network is
+there, and the highest after that counts: gradients, memory of compression, optimizer, messages.
+Linux only.
 """
 
 from __future__ import annotations
