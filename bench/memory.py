@@ -20,7 +20,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from bench.breakdown import compressed, compute_alone, parameters_of
-from dgc.memory import MomentumCorrection, Residual
+from dgc.memory import MomentumCorrection
 
 STEPS = 4
 STATUS, CLEAR = Path('/proc/self/status'), Path('/proc/self/clear_refs')
@@ -40,10 +40,6 @@ ROWS: dict[str, Callable[[nn.Module, int], Optimizer]] = {
     'dgc, bfloat16': corrected('bfloat16'),
     'dgc, skip': corrected('float32', 'skip'),
     'dgc, skip, bfloat16': corrected('bfloat16', 'skip'),
-    'residual': lambda network, workers: compressed(network, workers, memory=Residual()),
-    'residual, bfloat16': lambda network, workers: compressed(
-        network, workers, memory=Residual(dtype='bfloat16')
-    ),
 }
 
 

@@ -30,7 +30,6 @@ def test_half_of_the_memory_is_half_of_the_bytes():
     kept = {row: figures['kept'] for row, figures in found.items()}
     assert kept['compute alone'] == pytest.approx(4, abs=0.01)
     assert kept['dgc'] - kept['dgc, bfloat16'] == pytest.approx(4, abs=0.01)
-    assert kept['residual'] - kept['residual, bfloat16'] == pytest.approx(2, abs=0.01)
     for figures in found.values():
         assert figures['peak'] > figures['kept'] + 3  # and the gradient
 
