@@ -20,6 +20,7 @@ from dgc.elastic import ElasticOptimizer, TorchftEngine
 from dgc.elastic.optimizer import Change, name_of
 from dgc.engines import EngineError, LocalEngine, detect
 from dgc.engines.base import as_bytes
+from utils.agree import agreed
 from utils.build import (
     Parts,
     build_evaluation_loaders,
@@ -305,12 +306,14 @@ def run_worker(experiment: Experiment, signals: StopSignals) -> int:
         events = Events()
         events.add('start', worker=engine.worker)
         trainer = Trainer(experiment, datasets, engine, events)
-        saved = find(experiment, folder, trainer.parts.model)
+        with agreed(LocalEngine(), experiment.device):  # of itself: others may find theirs
+            saved = find(experiment, folder, trainer.parts.model)
         if is_complete(saved, configs):
             engine.close()
             say(trainer.parts.engine, f'{folder} is complete: there is nothing left to train')
             return 0
-        trainer.begin(saved)
+        with agreed(LocalEngine(), experiment.device):
+            trainer.begin(saved)
     log = trainer.open_log(folder)
     try:
         signals.waits = True
