@@ -45,6 +45,11 @@ configs.engine.name = described(
     "configs/elastic/. None: the launcher's.",
 )
 configs.engine.size = described(1, "Number of workers of the engine 'simulated'.")
+configs.engine.pipeline = described(
+    None,
+    'Whether a bucket is compressed while the one before it is sent. None: where a worker has two '
+    'cores.',
+)
 configs.engine.warning_seconds = described(
     30.0, 'Seconds of waiting in one call until a line names the ranks and the bucket waited for.'
 )

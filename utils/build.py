@@ -13,22 +13,23 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset
 
 from dgc import Composition, DistributedOptimizer, Engine, LocalSteps
+from dgc.engines.cores import available_cores
 from dgc.handshake import broadcast_tensors
 from dgc.parameter_server import WorkerOptimizer
 from dgc.planner import Kept, Plan
 from utils.agree import agreed
+from utils.carried import carrying, fresh
 from utils.checkpoint import Position
 from utils.checks import build_composition, naming
 from utils.cli import Refused
 from utils.config import Config, ConfigError
-from utils.cores import available_cores
-from utils.data import TrainShare, Until, evaluation_loader, own_loader, train_loader
+from utils.data import TrainShare, Until, collate, evaluation_loader, own_loader, train_loader
 from utils.learning_rate import LearningRate
 from utils.loading import Batches, Loading
-from utils.meters import MeterError
+from utils.meters import MeterError, Ranking
 from utils.search import Saved
 from utils.seeding import seed_everything
 from utils.timing import measure_step
@@ -172,6 +173,7 @@ def build(
         criterion = train.criterion.build().to(device)
         averaging: Averaging = train.averaging.build()
         ranks = averaging.ranks_per_step(engine.size)
+        check_streams(model, datasets)
         composition = build_composition(configs)
         inner = build_optimizer(configs, model, ranks)
     saved = find(model)  # after what is wrong with the settings
@@ -290,6 +292,28 @@ def built_meters(configs: Config) -> dict[str, Any]:
     return {name: node.build() for name, node in configs.train.meters.items() if node is not None}
 
 
+def check_streams(model: nn.Module, datasets: dict[str, Dataset]) -> None:
+    """Raise ConfigError where a model carries its state on to samples that do not continue it."""
+    apart = [name for name, data in datasets.items() if getattr(data, 'streams', None) is None]
+    if carrying(model) and apart:
+        raise ConfigError(
+            f'configs.model carries its state from batch to batch, and the samples of {apart[0]!r} '
+            'do not continue each other: choose a data set in streams, or a model that begins each '
+            'sample anew (docs/text-and-speech.md)'
+        )
+
+
+def ranking(configs: Config) -> Ranking:
+    """Which values of configs.train.metric are better, as its meter says."""
+    metric = configs.train.metric or ''
+    for name, meter in built_meters(configs).items():
+        before, split, after = name.partition('{}')
+        is_of_split = split and metric.startswith(before) and metric.endswith(after)
+        if metric == name or is_of_split:
+            return Ranking(getattr(meter, 'better', 'higher'))
+    return Ranking()
+
+
 def check_meters(configs: Config, parts: Evaluated) -> None:
     """Apply every meter to the first samples of every split, before anything is trained.
 
@@ -302,8 +326,10 @@ def check_meters(configs: Config, parts: Evaluated) -> None:
         dataset: Any = getattr(loader, 'dataset', None)
         if split == 'train' or not dataset:
             continue
-        inputs, targets = default_collate([dataset[i] for i in range(min(2, len(dataset)))])
-        with torch.no_grad():  # tensors that the model keeps may be used in training
+        first = list(range(min(2, len(dataset))))
+        at_once = getattr(dataset, '__getitems__', None)  # samples may be as long as their batch
+        inputs, targets = collate(at_once(first) if at_once else [dataset[i] for i in first])
+        with torch.no_grad(), fresh(parts.model):  # tensors that it keeps may be used in training
             outputs = parts.model(inputs.to(parts.device))
             for name, meter in built_meters(configs).items():
                 try:
@@ -331,10 +357,11 @@ def build_train_loader(
     """The loader of the training data of rank ``rank`` of ``size``, and its sampler."""
     step = configs.train.batch_size * configs.train.num_batches_per_step
     common = datasets['train'], step, rank, size, configs.seed
+    rows = configs.train.batch_size
     if configs.data.loader is not None:
         with naming(configs.data.loader):
-            return own_loader(configs.data.loader, *common)
-    return train_loader(*common, build_loading(configs, device))
+            return own_loader(configs.data.loader, *common, rows)
+    return train_loader(*common, build_loading(configs, device), rows)
 
 
 def build_evaluation_loaders(

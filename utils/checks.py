@@ -31,6 +31,7 @@ SAVED_WITHIN_EPOCHS = ('checkpoint.every_steps', 'checkpoint.every_minutes')
 ROLLBACK = ('rollback.after_skips',)
 OWN_LOADER = ('data.loader',)
 AGREEMENT = ('agreement',)
+ABORT = ('engine.abort_seconds',)
 
 AXES = ('samples', 'steps')  # that TensorBoard's Step may count
 MIN_MINUTES = 0.001  # between checkpoints
@@ -52,6 +53,7 @@ def check_settings(configs: Config) -> None:
         if value is not None or path not in FOUND_OUT:
             check_number(f'configs.{path}', value, least, int)
     check_data(configs.data)
+    check_pipeline(configs.engine.pipeline)
     check_checkpoint(configs.checkpoint)
     check_log(configs.log)
     check_rollback(configs)
@@ -82,6 +84,15 @@ def check_data(settings: Config) -> None:
         raise ConfigError(f'configs.data.channels_last = {settings.channels_last!r}: expected bool')
     if settings.loader is not None:
         check_node('configs.data.loader', settings.loader)
+
+
+def check_pipeline(pipeline: object) -> None:
+    """Raise ConfigError for anything else than True, False and None."""
+    if pipeline not in (True, False, None):
+        raise ConfigError(
+            f'configs.engine.pipeline = {pipeline!r}: it is True, False, or None for True where a '
+            'worker has two cores'
+        )
 
 
 def check_log(settings: Config) -> None:
@@ -180,11 +191,8 @@ def check_elastic(configs: Config) -> None:
         )
     check_unset(configs, 'server', 'elastic workers have no server', 'a file of configs/dgs/')
     for names, reason in (
-        (
-            SAVED_WITHIN_EPOCHS,
-            'which save no checkpoints: a worker that joins takes the state of another one',
-        ),
-        (ROLLBACK, 'which save no checkpoints to go back to'),
+        (ROLLBACK, 'which go on with those that are left, and not from a checkpoint'),
+        (ABORT, 'which drop others after configs.elastic.drop_seconds'),
         (AGREEMENT, 'whose steps are confirmed by a vote'),
         (OWN_LOADER, 'whose shares of the data change when workers join or die'),
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 
@@ -15,8 +16,10 @@ from torch.utils.data import TensorDataset
 from datasets import DatasetError
 from utils.config import Config
 from utils.data import (
+    EvaluationStreams,
     Located,
     SampleError,
+    StreamShare,
     TrainShare,
     build_datasets,
     collate,
@@ -158,6 +161,65 @@ def test_five_samples_on_three_ranks():
     loaders = [evaluation_loader(dataset(5), 2, rank, 3) for rank in range(3)]
     batches = [[batch.tolist() for (batch,) in loader] for loader in loaders]
     assert batches == [[[0, 3]], [[1, 4]], [[2]]]
+
+
+# ---------------------------------------------------------------- streams
+
+
+@given(st.integers(1, 80), st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
+@settings(deadline=None)
+def test_each_row_of_a_batch_continues_the_one_before(total, size, rows, per_step):
+    """Also where a step has several backward passes, and in a part of an epoch."""
+    seen = []
+    for rank in range(size):
+        share = StreamShare(range(total), rank, size, 0, rows)
+        order = list(share)
+        assert len(order) == len(share) == total // (size * rows) * rows
+        passes = [order[i : i + rows] for i in range(0, len(order), rows)]
+        for before, after in itertools.pairwise(passes):
+            assert after == [sample + 1 for sample in before]
+        share.epoch, share.skipped = 3, min(rows * per_step, len(order))
+        assert list(share) == order[share.skipped :]  # the same in every epoch
+        seen += order
+    assert len(set(seen)) == len(seen) > total - size * rows
+
+
+@given(st.integers(1, 80), st.integers(1, 9), st.integers(1, 5))
+@settings(deadline=None)
+def test_streams_of_an_evaluation_are_the_same_at_any_number_of_ranks(total, streams, size):
+    def runs(size: int) -> list[list[int]]:
+        """What follows what, over all ranks."""
+        found = []
+        for rank in range(size):
+            batches = list(EvaluationStreams(total, streams, rank, size))
+            assert len(batches) == len(EvaluationStreams(total, streams, rank, size))
+            rows: list[list[int]] = [[] for _ in batches[0]] if batches else []
+            for before, after in itertools.pairwise(batches):
+                assert after == [sample + 1 for sample in before[: len(after)]]
+            for batch in batches:
+                for row, sample in zip(rows, batch, strict=False):
+                    row.append(sample)
+            found += rows
+        return sorted(found)
+
+    assert sorted(itertools.chain(*runs(size))) == list(range(total))
+    assert runs(size) == runs(1)
+
+
+class Consecutive(Augmented):
+    """Samples that continue each other."""
+
+    streams = 4
+
+
+def test_loaders_ask_the_data_set_for_its_order():
+    loaders = [train_loader(Located(Consecutive(), 'train'), 4, r, 2, 0, rows=2)[0] for r in (0, 1)]
+    batches = [[batch[-1].tolist() for batch in loader] for loader in loaders]
+    # Two backward passes of two rows: streams of 6 samples that begin at 0 and 6, 12 and 18.
+    assert batches[0] == [[0, 6, 1, 7], [2, 8, 3, 9], [4, 10, 5, 11]]
+    assert batches[1] == [[sample + 12 for sample in batch] for batch in batches[0]]
+    test = evaluation_loader(Located(Consecutive(), 'test'), 9, 0, 3)
+    assert [batch[-1].tolist() for batch in test] == [[s, 18 + s] for s in range(6)]
 
 
 # ---------------------------------------------------------------- data of one's own

@@ -43,6 +43,7 @@ from utils.build import (
     build_optimizer,
     build_rate,
     build_train_loader,
+    check_streams,
     common,
     threads,
 )
@@ -52,7 +53,7 @@ from utils.config import Config, ConfigError
 from utils.data import Until, build_datasets
 from utils.failures import report
 from utils.log import EMPTY
-from utils.progress import STEPS_BETWEEN_LOSSES, say
+from utils.progress import STEPS_BETWEEN_LOSSES, digits, say
 from utils.search import Search
 from utils.seeding import seed_everything
 from utils.training.experiment import Experiment, with_remedy
@@ -214,7 +215,7 @@ def evaluate(experiment: Experiment, datasets: Datasets, engine: Engine) -> None
         parts.model.load_state_dict(saved.model())
     say(engine, f'evaluates {saved.about}')
     for name, value in experiment.evaluate(parts, configs).items():
-        say(engine, f'[{name}] = {value:.2f}')
+        say(engine, f'[{name}] = {digits(value)}')
 
 
 def train(
@@ -262,6 +263,7 @@ def build_worker(
     configs, device = experiment.configs, experiment.device
     seed_everything(configs.seed)
     model = build_model(configs, device)
+    check_streams(model, datasets)
     optimizer = WorkerOptimizer(
         build_optimizer(configs, model, workers=1),
         model.named_parameters(),
