@@ -15,6 +15,7 @@ from utils.cli import (
     give_up,
     interrupted,
     parse_arguments,
+    print_whole,
     quiet_others,
 )
 
@@ -31,6 +32,7 @@ from dgc.engines import StalledError
 from dgc.handshake import AgreementError
 from utils.allocator import keep_freed_memory
 from utils.build import Evaluated, Parts, built_meters, choose_device
+from utils.carried import forget, fresh
 from utils.checks import check_settings
 from utils.config import Config, ConfigError, load
 from utils.config.loading import parse_overrides
@@ -52,7 +54,7 @@ def main(arguments: Namespace, overrides: list[str]) -> int:
     quiet_others(launcher.rank)
     if arguments.list:
         if launcher.rank == 0:
-            print(listing(DECLARATIONS))
+            print_whole(listing(DECLARATIONS))
         return 0
     keep_freed_memory()
     try:
@@ -87,7 +89,7 @@ def main(arguments: Namespace, overrides: list[str]) -> int:
 def show(arguments: Namespace, configs: Config, settings: dict[str, str], workers: int) -> int:
     """Print the resolved configuration, after a comment with the folder of its run."""
     name = arguments.name or run_name(arguments.configs, arguments.suffix, workers, settings)
-    print(f'# {Path(arguments.runs) / name}\n{configs}')
+    print_whole(f'# {Path(arguments.runs) / name}\n{configs}')
     return 0
 
 
@@ -113,6 +115,7 @@ def train_epoch(
     seed_everything(configs.seed + 1_000_003 * epoch + parts.share.rank)
     meters = EpochMeters(parts, log, epoch, configs.log.histogram_steps)
     batches = iter(loader)  # which draws a random number
+    forget(parts.model)
     hooks.begin(meters)
     for batch in with_progress(parts, batches, meters, epoch, configs.train.num_epochs):
         parts.rate.before_step(optimizer.steps)
@@ -142,9 +145,9 @@ def evaluate(parts: Evaluated, configs: Config) -> dict[str, float]:
         if split == 'train':
             continue
         meters = {name.format(split): meter for name, meter in built_meters(configs).items()}
-        with torch.inference_mode():
+        with torch.inference_mode(), fresh(parts.model):
             for inputs, targets in loader:
-                outputs = parts.model(inputs.to(parts.device))
+                outputs = parts.model(inputs.to(parts.device, non_blocking=True))
                 for meter in meters.values():
                     meter.update(outputs, targets.to(parts.device))
         for name, meter in meters.items():

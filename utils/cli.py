@@ -128,6 +128,12 @@ def give_up(code: int, message: str, prints: bool) -> int:
     return code
 
 
+def print_whole(text: str) -> None:
+    """Print a text that somebody may read in part: ``| head`` closes the pipe before its end."""
+    with contextlib.suppress(BrokenPipeError):  # what is left is given up in ``flush``
+        print(text, flush=True)
+
+
 def flush(code: int) -> int:
     """Write what is buffered; returns ``code``, or STOPPED in place of 0 where that fails."""
     for stream in (sys.stdout, sys.stderr):

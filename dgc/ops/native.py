@@ -53,7 +53,7 @@ def load() -> bool:
 def accumulate(accumulated: Tensor, update: Update, threshold: float, limit: int) -> Found:
     """Compute ``reference.accumulate`` in one pass over memory."""
     indices, values, count, is_finite = torch.ops.dgc.accumulate(
-        accumulated, *_arguments(update), threshold, limit, update.into
+        accumulated, *_arguments(update), threshold, limit, update.into, update.rounding or ()
     )
     return Found(count, indices, values, is_finite or not update.into)
 
@@ -66,7 +66,8 @@ def collect(values: Tensor, threshold: float, limit: int) -> Found:
 
 def sample(accumulated: Tensor, update: Update, positions: Tensor) -> Tensor:
     """Compute ``reference.sample``, reading at ``positions`` alone."""
-    return torch.ops.dgc.sample(accumulated, *_arguments(update), readable(positions))
+    arguments = (*_arguments(update), update.rounding or (), readable(positions))
+    return torch.ops.dgc.sample(accumulated, *arguments)
 
 
 def spread(pieces: Sequence[Tensor], contributions: Sequence[Sparse], scale: float) -> None:
@@ -160,6 +161,16 @@ def elias_fano_encode(indices: Tensor, numel: int, low: int) -> Tensor:
 def elias_fano_decode(section: Tensor, numel: int, count: int, low: int) -> tuple[Tensor, int]:
     """Compute ``elias_fano.decode_plainly``, and the number of indices in the section."""
     return torch.ops.dgc.elias_fano_decode(readable(section), numel, count, low)
+
+
+def even_encode(indices: Tensor, numel: int, chunk: int, length: int) -> Tensor:
+    """Compute ``dgc.codec.even.encode_plainly``, which has ``length`` bytes."""
+    return torch.ops.dgc.even_encode(readable(indices), numel, chunk, length)
+
+
+def even_decode(section: Tensor, numel: int, count: int, chunk: int) -> tuple[Tensor, int]:
+    """Compute ``even.decode_plainly``, and the first chunk that is damaged; -1 for none."""
+    return torch.ops.dgc.even_decode(readable(section), numel, count, chunk)
 
 
 def readable(tensor: Tensor) -> Tensor:

@@ -92,15 +92,19 @@ class Worker(threading.Thread):
             self.optimizer = wrap(self.named, self._composition(), self.engine)
             self._work(self)
         except Died:
-            self.engine.lighthouse.close()
-            self.engine.submit(self.engine._break).result()
+            self.die()
         except BaseException as error:
             self.error = error
             if hasattr(self, 'engine'):
-                self.engine.lighthouse.close()
-                self.engine.submit(self.engine._break).result()
+                self.die()
         else:
             self.engine.close()
+
+    def die(self) -> None:
+        """Leave as a killed process does."""
+        self.engine.lighthouse.close()
+        self.engine._watch.stop()
+        self.engine.submit(self.engine._break).result()
 
     def gradients(self, step: int) -> None:
         """Compute this worker's gradients of a step."""

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from dgc.codec import VALUES, Codec, Contraction, Unbiased
-from dgc.codec.uniform import keys, uniform
 from dgc.ops import unfused
+from dgc.ops.uniform import keys, uniform
 
 CONTRACTIONS = {n: c for n, c in VALUES.items() if isinstance(c.error, Contraction)}
 UNBIASED = {n: c for n, c in VALUES.items() if isinstance(c.error, Unbiased)}
@@ -54,6 +54,9 @@ def test_the_classes_of_the_codings():
             'int8': 1 - 255 / 254**2,
             'int4': 1 - 127 / 14**2,
             'sign': 1 / 4096,
+            '2bit': (1 - 2.0**-16) / 64,
+            'fp4': 8 / 9 - 63 / 24**2,
+            'fp4e3': 8 / 9 - 63 / 128**2,
         },
         abs=1e-12,
     )

@@ -1,7 +1,8 @@
 """The laws that each algorithm declares, from one table over all compositions.
 
-Rows are the synchronous algorithms of ``dgc.ALGORITHMS``, each with its own laws, and variants of
-Deep Gradient Compression and of the exchanges that exercise one part each.
+Rows are the algorithms of ``dgc.ALGORITHMS`` that need no server, each with its own laws, and
+variants of Deep Gradient Compression and of the exchanges that exercise one part each. What takes
+the movement of local steps takes gradients as well.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def row_of(name: str) -> Row:
 
 UNCOMPRESSED = ALGORITHMS['dense'].laws
 TABLE: dict[str, Row] = {
-    name: row_of(name) for name, row in ALGORITHMS.items() if row.kind is Kind.SYNCHRONOUS
+    name: row_of(name) for name, row in ALGORITHMS.items() if row.kind is not Kind.ASYNCHRONOUS
 }
 TABLE |= {
     'dense, small buckets': Row(lambda: dgc.dense(planner=PerTensor(dense_bytes=8)), UNCOMPRESSED),

@@ -17,6 +17,7 @@ import pytest
 from runs_made import DENSE, DGC, line, make, make_server, write_lines
 
 from tools.report.__main__ import main, read
+from tools.report.find import find
 from tools.report.page import in_html, page
 from tools.report.read import MAX_EPOCHS, read_run
 from tools.report.serve import Server
@@ -178,6 +179,14 @@ def test_damage_is_named(runs, capsys):
     said = capsys.readouterr().err
     assert 'digits.cnn+dense.sgd.np2: metrics.jsonl: line 4 is damaged' in said
     assert 'nowhere does not exist: left out' in said
+
+
+def test_runs_are_in_the_order_of_their_numbers(tmp_path):
+    names = ['run1', 'run2', 'run2.b', 'run10', 'run10.5', 'runs']
+    for name in reversed(names):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / 'run.json').touch()
+    assert [path.name for path in find([tmp_path]).runs] == names
 
 
 def test_a_folder_without_runs_is_refused_in_one_line(tmp_path, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -35,6 +36,18 @@ def test_overrides_are_left_for_the_configuration():
     assert overrides == ['--configs.train.num_epochs', '500', '--configs.seed=3']
     assert (arguments.devices, arguments.evaluate, arguments.resume) == (None, False, None)
     assert arguments.runs == 'runs'
+
+
+def test_a_reader_may_stop_before_the_end_of_a_text():
+    """As ``python train.py --show | head -1`` does."""
+    code = 'from utils.cli import end, print_whole; print_whole("x" * 1_000_000); end(0)'
+    read, write = os.pipe()
+    with subprocess.Popen(
+        [sys.executable, '-c', code], cwd=ROOT, stdout=write, stderr=subprocess.PIPE, text=True
+    ) as process:
+        os.close(write)
+        os.close(read)
+        assert process.communicate(timeout=60)[1] == ''
 
 
 def test_serve_is_short_for_the_setting():

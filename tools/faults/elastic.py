@@ -32,6 +32,7 @@ BATCHES = 1437 // 16  # batches of all workers in an epoch
 SLACK = 1.25  # by which training would outlast the last fault
 START, END = 240.0, 900.0  # seconds for a worker to begin, and for all to end after the last fault
 AWAY = 3.0  # seconds for which the lighthouse is gone
+WRITTEN = 2.0  # seconds until what follows the last fault is written
 SETTLED = 60.0  # seconds in which the effect of a fault is looked for
 ACCURACY = 'acc/test_top1'
 EXAMPLES = """\
@@ -105,9 +106,13 @@ class Job:
         kind: Of KINDS.
         folder: For the runs and their output.
         workers, epochs, backup: See the command line.
+        settings: More words of the command line of train.py.
     """
 
-    def __init__(self, kind: str, folder: Path, workers: int, epochs: int, backup: int) -> None:
+    def __init__(
+        self, kind: str, folder: Path, workers: int, epochs: int, backup: int, *settings: str
+    ) -> None:
+        self._settings = settings
         self.kind, self.folder, self.epochs, self.backup = kind, folder, epochs, backup
         self.names = [f'w{number}' for number in range(workers)]
         with socket.socket() as probe:
@@ -137,8 +142,9 @@ class Job:
                 'elastic.residual_backup': str(self.backup),
             }
             words = ['train.py', '--configs', *STACK[:1], *KINDS[self.kind], *STACK[1:]]
-            words += ['--devices', 'cpu', '--runs', str(self.folder / 'runs')]
+            words += ['--devices', 'cpu', '--runs', str(self.folder / 'runs'), '--resume', 'auto']
             words += [f'--configs.{key}={value}' for key, value in settings.items()]
+            words += self._settings
         with (self.folder / f'{name}.txt').open('ab') as file:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, *words],
@@ -223,7 +229,7 @@ def disturb(job: Job, record: Round, arguments: argparse.Namespace) -> None:
             time.sleep(AWAY)
         job.start(victim)
     wait_until(lambda: len(job.training()) == len(job.names), START)
-    time.sleep(2.0)  # until what follows the last fault is written
+    time.sleep(WRITTEN)
     whens = [when for when, victim, _ in times if victim != 'lighthouse']
     for when, victim, others in times:
         measure(job, record, when, victim, others, whens)

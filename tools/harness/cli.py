@@ -7,6 +7,7 @@ import signal
 import sys
 import textwrap
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
@@ -76,6 +77,13 @@ def at_least(least: int, text: str) -> int:
 def names(text: str) -> list[str]:
     """Split a comma-separated option such as ``--only dgc,ddp``."""
     return [name.strip() for name in text.split(',') if name.strip()]
+
+
+def check_name(option: str, kind: str, name: str, known: Iterable[str]) -> None:
+    """Raise ValueError for a name of an option that is not known, with those that are."""
+    known = list(known)
+    if name not in known:
+        raise ValueError(f'{option}: there is no {kind} {name!r}: there are {", ".join(known)}')
 
 
 def check_folder(option: str, file: Path | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +13,7 @@ INNER = ('checkpoints',)  # folders of a run that are not searched
 
 
 class Found(NamedTuple):
-    """The run folders, in order of their paths, and why other paths are left out, by path."""
+    """The run folders, in order (run2 before run10), and why other paths are left out, by path."""
 
     runs: list[Path]
     skipped: dict[str, str]
@@ -31,7 +32,7 @@ def find(paths: Iterable[Path]) -> Found:
         if len(found.runs) == before and str(path) not in found.skipped:
             found.skipped[str(path)] = reason(path)
     unique = dict.fromkeys(path.resolve() for path in found.runs)
-    return Found(sorted(unique), found.skipped)
+    return Found(sorted(unique, key=by_numbers), found.skipped)
 
 
 def search(path: Path, depth: int, found: Found) -> None:
@@ -49,6 +50,17 @@ def search(path: Path, depth: int, found: Found) -> None:
     for each in inner:
         if each.name not in INNER and not each.name.startswith('.'):
             search(each, depth - 1, found)
+
+
+def by_numbers(path: Path) -> list[list[tuple[int, str]]]:
+    """A key that sorts names as people count: digits by their value, all else as text."""
+    return [
+        [
+            (int(piece), '') if piece.isdecimal() else (-1, piece)
+            for piece in re.split(r'(\d+)', part)
+        ]
+        for part in path.parts
+    ]
 
 
 def reason(path: Path) -> str:

@@ -39,9 +39,11 @@ from utils.build import (
     Parts,
     aspects,
     build_evaluation_loaders,
+    build_model,
     build_optimizer,
     build_rate,
     build_train_loader,
+    check_streams,
     common,
     threads,
 )
@@ -51,7 +53,7 @@ from utils.config import Config, ConfigError
 from utils.data import Until, build_datasets
 from utils.failures import report
 from utils.log import EMPTY
-from utils.progress import STEPS_BETWEEN_LOSSES, say
+from utils.progress import STEPS_BETWEEN_LOSSES, digits, say
 from utils.search import Search
 from utils.seeding import seed_everything
 from utils.training.experiment import Experiment, with_remedy
@@ -206,14 +208,14 @@ def evaluate(experiment: Experiment, datasets: Datasets, engine: Engine) -> None
         if workers is None and not experiment.arguments.resume:
             raise ConfigError('--evaluate: name the run, with --resume RUN')
         loaders = build_evaluation_loaders(configs, datasets, 0, 1, device)
-        parts = Evaluated(engine, device, configs.model.build().to(device), loaders)
+        parts = Evaluated(engine, device, build_model(configs, device), loaders)
         source = experiment.source(experiment.earlier(workers or 1))
         saved = Search(engine, device, source, evaluate=True).last(parts.model)
         assert saved is not None
         parts.model.load_state_dict(saved.model())
     say(engine, f'evaluates {saved.about}')
     for name, value in experiment.evaluate(parts, configs).items():
-        say(engine, f'[{name}] = {value:.2f}')
+        say(engine, f'[{name}] = {digits(value)}')
 
 
 def train(
@@ -260,7 +262,8 @@ def build_worker(
     """Join the server, and build what a worker trains with: its data depends on its slot."""
     configs, device = experiment.configs, experiment.device
     seed_everything(configs.seed)
-    model = configs.model.build().to(device)
+    model = build_model(configs, device)
+    check_streams(model, datasets)
     optimizer = WorkerOptimizer(
         build_optimizer(configs, model, workers=1),
         model.named_parameters(),

@@ -21,7 +21,8 @@ from dgc import Engine
 from dgc.handshake import gather_text
 from dgc.parameter_server import WorkerOptimizer
 from utils.agree import agreed
-from utils.build import Parts
+from utils.build import Parts, ranking
+from utils.carried import carried_by, carry
 from utils.checkpoint import Checkpoints, Position, not_finite
 from utils.cli import Stopped
 from utils.config import Config
@@ -149,6 +150,7 @@ class Saver(EpochHooks):
         self._every_minutes = configs.checkpoint.every_minutes
         self._epochs, self.first_step = first
         self._meters = meters_of(saved, engine, first)
+        self._ranking = ranking(configs)
         self._best = None if saved is None else saved.best
         self._best_epoch = None if saved is None else saved.best_epoch
         start = draw_start(engine, parts.device)
@@ -174,6 +176,7 @@ class Saver(EpochHooks):
         else:
             meters.load_state_dict(self._meters)
             set_random_state(self._meters['random'], self._parts.device)
+            carry(self._parts.model, self._meters.get('carried', []))
         self._meters = None
 
     def after_step(self, meters: EpochMeters) -> None:
@@ -216,7 +219,7 @@ class Saver(EpochHooks):
 
     def measured(self, metric: float | None) -> None:
         """Note whether the epoch that ends is the best so far; without a metric the last is."""
-        if metric is None or self._best is None or metric > self._best:
+        if metric is None or self._ranking.improves(metric, self._best):
             self._best, self._best_epoch = metric, self._epochs
 
     def end_epoch(self, is_last: bool) -> None:
@@ -248,6 +251,13 @@ class Saver(EpochHooks):
         self.settle()
         with agreed(self._parts.engine, self._parts.device, Stopped):
             self._log.flush()
+        self._writer.start(position, snapshot(self._state(position, meters)))
+        self._unfinished = position, self._best_epoch
+        self._last = time.monotonic()
+        self._seconds += time.perf_counter() - start
+
+    def _state(self, position: Position, meters: EpochMeters | None) -> dict[str, Any]:
+        """What a checkpoint holds. See ``_save``."""
         state = {
             **self._parts.state_dict(),
             'epoch': position.epoch,
@@ -259,11 +269,9 @@ class Saver(EpochHooks):
             # draw while this one waits for them.
             random = random_state(self._parts.device)
             state['samples'] = meters.step * self._parts.samples_per_step
-            state['meters'] = {**meters.state_dict(), 'random': random}
-        self._writer.start(position, snapshot(state))
-        self._unfinished = position, self._best_epoch
-        self._last = time.monotonic()
-        self._seconds += time.perf_counter() - start
+            carried = carried_by(self._parts.model)
+            state['meters'] = {**meters.state_dict(), 'random': random, 'carried': carried}
+        return state
 
     def replace(self, saved: Saved, position: Position) -> None:
         """Write a checkpoint anew, with what a rollback has changed in it. A collective.
@@ -325,12 +333,16 @@ class Saver(EpochHooks):
             *(position, self._parts.engine.rank, value),
         )
 
+    def _made(self, position: Position) -> str:
+        """What was made before a position, to be followed by the number of its epoch."""
+        return f'{position.step} steps of epoch' if position.step else 'epoch'
+
     def _stop(self, number: int, position: Position) -> None:
         """End training on all ranks, with the checkpoint of ``position``."""
         self.settle()
-        made = f'{position.step} steps of epoch' if position.step else 'epoch'
         text = (
-            f'{signal.Signals(number).name}: stopped after {made} {position.epoch}, which is saved '
+            f'{signal.Signals(number).name}: stopped after {self._made(position)} '
+            f'{position.epoch}, which is saved '
             f'in {self.checkpoints.folder} ({position}): --resume continues there'
         )
         if self._parts.engine.rank == 0:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from dgc.codec.raw import CodecError, typed
-from dgc.codec.uniform import uniform
 from dgc.codec.values.base import FLOAT32_MAX, SCALE, Unbiased, ValueCoding
+from dgc.ops.uniform import uniform
 
 TOP = 126  # the code of the largest power; 0 is the value 0, and 127 a NaN
 NAN = 127

@@ -10,11 +10,11 @@ from torch.nn.functional import pad
 
 from dgc import ops
 from dgc.codec.raw import CodecError, typed, unpack
-from dgc.codec.uniform import keys
 from dgc.codec.values.base import SCALE
 from dgc.codec.values.linear import check_scales
 from dgc.codec.values.qsgd import QSGD
 from dgc.ops import native
+from dgc.ops.uniform import keys
 
 PER_BYTE = 5  # numbers of three values: 3^5 = 243 of a byte's 256
 VALID = 3**PER_BYTE

@@ -35,8 +35,10 @@ function writeAddress() {
 
 // ------------------------------------------------------------ which runs
 
+// run2 before run10
+const inOrder = (a, b) => a.localeCompare(b, undefined, { numeric: true });
 const tasks = () => [...new Set(data.runs.map((run) => run.task))]
-  .sort((a, b) => count(b) - count(a) || a.localeCompare(b));
+  .sort((a, b) => count(b) - count(a) || inOrder(a, b));
 const count = (task) => data.runs.filter((run) => run.task === task).length;
 const ofTask = () => data.runs.filter((run) => run.task === state.task);
 const find = (folder) => data.runs.find((run) => run.folder === folder);
@@ -49,7 +51,11 @@ function metrics() {
   return [...names].filter((name) => /^(acc|loss|meter)\//.test(name) || ofTask().some((run) => run.summary.metric === name));
 }
 
-const isLower = (metric) => /loss|error|perplexity/.test(metric);
+// Whether lower values are better: as a run's meter says, or else by the name.
+function isLower(metric) {
+  const run = ofTask().find((each) => each.summary.metric === metric && each.summary.better);
+  return run ? run.summary.better === 'lower' : /loss|error|perplexity|bits/.test(metric);
+}
 const better = (a, b) => (isLower(state.metric) ? a < b : a > b);
 
 // The best value of the quality so far, within a limit on a column; null where there is none.

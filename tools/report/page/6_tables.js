@@ -29,13 +29,13 @@ function drawTable() {
   const key = columnsShown.find(([name]) => name === state.sort) || null;
   const runs = ofTask().filter(matches);
   const order = (a, b) => {
-    if (!key) return a.label.localeCompare(b.label) * (state.down ? -1 : 1);
+    if (!key) return inOrder(a.label, b.label) * (state.down ? -1 : 1);
     const [x, y] = [key[2](a), key[2](b)];
     if (x === null || x === undefined) return y === null || y === undefined ? 0 : 1;
     if (y === null || y === undefined) return -1;
     return (x - y) * (state.down ? -1 : 1);
   };
-  runs.sort((a, b) => order(a, b) || a.label.localeCompare(b.label));
+  runs.sort((a, b) => order(a, b) || inOrder(a.label, b.label));
   const total = ofTask().length;
   $('count').textContent = `${runs.length === total ? total : `${runs.length} of ${total}`} run${total === 1 ? '' : 's'}. Tick a run to draw it in colour, up to ${SLOTS + 1}.`;
   const sorter = (name, text) => el('th', { scope: 'col', 'aria-sort': state.sort === name ? (state.down ? 'descending' : 'ascending') : 'none', class: name === 'label' ? 'text' : null },

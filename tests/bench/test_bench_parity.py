@@ -1,0 +1,180 @@
+"""Parity: what is trained, that a killed measurement goes on as if unbroken, and the table."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bench.parity import __main__ as parity
+from bench.parity.__main__ import main, parse, plan
+from bench.parity.rows import PUBLISHED, rows
+from bench.parity.summary import behind, half_width, table
+from bench.parity.training import failure, planned
+from bench.parity.workloads import ACCURACY, WORKLOADS, Metric
+from utils.checks import build_composition, check_settings
+from utils.cli import DECLARATIONS
+from utils.config import load
+from utils.training.parameter_server import Asynchronous
+
+ROOT = Path(__file__).parents[2]
+LOSS = Metric('loss/test', higher=False, bound=2.0, relative=True)
+SHORT = [
+    *('--workload', 'digits', '--workers', '2', '--seeds', '1'),
+    *('--configs.train.num_epochs', '2', '--configs.train.batch_size=64'),
+    *('--configs.train.compression.warmup_epochs', '1'),
+]
+
+
+@pytest.fixture
+def words(tmp_path):
+    return [*SHORT, '--results', str(tmp_path / 'results'), '--runs', str(tmp_path / 'runs')]
+
+
+@pytest.mark.parametrize('row', PUBLISHED)
+@pytest.mark.parametrize('name', WORKLOADS)
+def test_every_cell_of_the_table_can_be_built(name, row, tmp_path):
+    what, (compared,) = WORKLOADS[name], rows([row])
+    if row in what.impossible:
+        pytest.skip(what.impossible[row])
+    run = planned(name, what, compared, 0, 4, 'simulated', tmp_path, {})
+    settings = {**run.settings, **run.others}
+    overrides = [f'--{name}={value}' for name, value in settings.items()]
+    configs = load([ROOT / each for each in run.configs], overrides, root=DECLARATIONS)
+    configs.check()
+    check_settings(configs)
+    build_composition(configs, Asynchronous if compared.has_server else None)
+
+
+def test_a_killed_measurement_goes_on_and_ends_as_an_unbroken_one(words, warm_python, tmp_path):
+    command = [sys.executable, '-m', 'bench.parity', *words, '--rows', 'dgc']
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    folder = tmp_path / 'runs'
+    deadline = time.monotonic() + 120
+    while not any(folder.glob('*/checkpoints/e0000.*')) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    (run,) = folder.glob('*/')
+    while is_locked(run) and time.monotonic() < deadline:  # train.py ends with its parent
+        time.sleep(0.02)
+    assert not (tmp_path / 'results').exists()
+
+    assert main([*words, '--rows', 'dgc']) == 0
+    broken = json.loads((tmp_path / 'results').read_text())
+    assert [*folder.glob('*/')] == [run] and not (run / 'checkpoints').exists()
+    other = ['--results', str(tmp_path / 'unbroken'), '--runs', str(tmp_path / 'others')]
+    assert main([*words, *other, '--rows', 'dgc']) == 0
+    unbroken = json.loads((tmp_path / 'unbroken').read_text())
+    assert {**broken, 'seconds': 0} == {**unbroken, 'seconds': 0}
+    assert unbroken['epochs'] == len(unbroken['curve']) == 2
+    assert 0 < unbroken['bytes_per_step'] < 144_040 / 20
+
+
+def is_locked(run: Path) -> bool:
+    return bool(subprocess.run(['flock', '-n', run / '.lock', 'true'], check=False).returncode)
+
+
+def test_what_is_measured_is_not_trained_again(words, monkeypatch, capsys, tmp_path):
+    arguments = parse([*words, '--seeds', '2', '--rows', 'dense,gtopk'])
+    lines = [{**run.asked, 'value': 80.0 - run.seed, 'bytes_per_step': 4000, 'density': 0.01}
+             for run in plan(arguments)]  # fmt: skip
+    text = '\n'.join(map(json.dumps, lines[:2])) + '\n' + json.dumps(lines[2])[:40]
+    (tmp_path / 'results').write_text(text)
+    asked = []
+    monkeypatch.setattr(parity, 'train', lambda runs, *_: (e for e in asked.extend(runs) or ()))
+    assert main([*words, '--seeds', '2', '--rows', 'dense,gtopk']) == 0
+    assert [(run.row, run.seed) for run in asked] == [('dense', 43)]
+    assert '| dense | 1 | 38.00 |' in capsys.readouterr().out
+    asked.clear()  # another setting is another result
+    assert main([*words, '--seeds', '1', '--rows', 'dense', '--configs.train.num_epochs', '3']) == 0
+    assert [run.row for run in asked] == ['dense']
+    assert main([*words, '--rows', 'dense', '--configs.dataset.root', '/elsewhere']) == 0
+    assert len(asked) == 1  # where data lies changes nothing
+
+
+def test_the_first_seed_of_all_rows_comes_first(words):
+    runs = plan(parse([*words, '--seeds', '2']))
+    assert [run.row for run in runs] == [*PUBLISHED, 'dense', 'dgc']
+    assert [run.seed for run in runs] == [42] * 7 + [43] * 2
+    assert len({run.name for run in runs}) == len(runs)
+    dense, dgc, dgs = runs[0], runs[1], runs[6]
+    assert 'configs.train.compression.warmup_epochs' not in dense.settings
+    assert dgc.settings['configs.train.compression.warmup_epochs'] == '1'
+    server, simulated = dgs.command(Path('runs')), dgc.command(Path('runs'))
+    assert server[server.index('--nproc-per-node') + 1] == '3'
+    assert '--configs.engine.size=2' in simulated and '--configs.engine.size=2' not in server
+
+
+def test_real_launchers_start_a_process_for_each_worker(words):
+    (run,) = plan(parse([*words, '--rows', 'gtopk', '--engine', 'torchrun', '--workers', '3']))
+    command = run.command(Path('runs'))
+    assert command[1:3] == ['-m', 'torch.distributed.run']
+    assert command[command.index('--nproc-per-node') + 1] == '3'
+    assert not any('engine' in word for word in command)
+
+
+def test_a_failed_run_is_named_and_the_others_go_on(words, monkeypatch, capsys, tmp_path):
+    def ends(runs, folder, jobs):
+        for run in runs:
+            (folder / f'{run.name}.log').write_text('epoch 0\ntrain.py: there is no data\n')
+            yield run, 2
+
+    monkeypatch.setattr(parity, 'train', ends)
+    assert main([*words, '--rows', 'dense,gtopk']) == 1
+    output = capsys.readouterr().out
+    assert output.count('| 0 | train.py: there is no data |') == 2
+    assert not (tmp_path / 'results').exists()
+    (run,) = plan(parse([*words, '--rows', 'dense']))
+    (tmp_path / 'runs' / f'{run.name}.log').write_text('')
+    assert failure(run, tmp_path / 'runs', -signal.SIGKILL).startswith('ended with status -9: see ')
+
+
+def test_intervals_are_those_of_student():
+    assert half_width([1.0, 2.0, 3.0]) == pytest.approx(4.303 / 3**0.5)
+    assert half_width([5.0, 5.0]) == 0
+
+
+def test_rows_are_compared_with_dense_of_the_same_seed():
+    assert behind({1: 79.0, 3: 60.0}, {1: 80.0, 2: 90.0}, ACCURACY) == [pytest.approx(1.0)]
+    assert behind({1: 1.1}, {1: 1.0}, LOSS) == [pytest.approx(10.0)]
+    assert behind({1: 0.9}, {1: 1.0}, LOSS) == [pytest.approx(-10.0)]
+
+
+def test_the_table_says_what_is_within_the_bound_and_why_a_row_is_empty():
+    results = [
+        {'row': row, 'seed': seed, 'value': value, 'bytes_per_step': size, 'density': size / 9000}
+        for row, seed, value, size in [
+            ('dense', 1, 2.0, 9000), ('dense', 2, 2.0, 9000), ('dgc', 1, 2.0, 90),
+            ('dgc', 2, 2.06, 90), ('gtopk', 1, 2.2, 45),
+        ]
+    ]  # fmt: skip
+    lines = table(results, LOSS, {'dgs': 'needs SGD'}, ['dense', 'dgc', 'gtopk', 'dgs', 'omgs'])
+    head, _, dense, dgc, gtopk, dgs, omgs = lines.splitlines()
+    assert 'loss/test (lower is better) | behind dense, % | within 2 %' in head
+    assert dense == '| dense | 2 | 2.00 ± 0.00 |  |  | 9,000 | 100.000% |'
+    assert dgc == '| dgc | 2 | 2.03 ± 0.38 | +1.50 ± 19.06 | yes | 90 | 1.000% |'
+    assert gtopk == '| gtopk | 1 | 2.20 | +10.00 | no | 45 | 0.500% |'
+    assert dgs == '| dgs | 0 | needs SGD |  |  |  |  |'
+    assert omgs == '| omgs | 0 | not trained yet |  |  |  |  |'
+
+
+@pytest.mark.parametrize(
+    ('more', 'message'),
+    [
+        (['--workload', 'mnist'], "--workload: there is no workload 'mnist': there are digits"),
+        (['--rows', 'dense,dcg'], "--rows: there is no row 'dcg': there are published, dense, dgc"),
+        (['--results', '/nowhere/x'], '--results: there is no folder /nowhere'),
+        (['--sead', '1'], '--sead'),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(words, more, message, capsys):
+    with pytest.raises(SystemExit, match='2'):
+        parse([*words, *more])
+    errors = capsys.readouterr().err
+    assert message in errors and errors.count('\n') == 1
