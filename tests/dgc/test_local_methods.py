@@ -9,6 +9,7 @@ import copy
 import io
 import math
 import threading
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -504,6 +505,26 @@ def test_any_composition_goes_under_local_steps(row):
         assert_same(other, first)
     for before, after in pairwise(first):
         assert not all(map(torch.equal, before, after))
+
+
+@pytest.mark.parametrize('row', ['diloco', 'quantized-diloco', 'streaming-diloco', 'muloco'])
+def test_uncompressed_a_row_of_local_steps_is_dense(row):
+    """With an outer SGD of rate 1, in each step."""
+
+    def worker(engine):
+        named, plain = parameters(), parameters()
+        composition = replace(dgc.ALGORITHMS[row].make(), schedule=dgc.DensitySchedule())
+        tensors = [parameter for _, parameter in named]
+        inner, outer = torch.optim.SGD(tensors, lr=0.1), torch.optim.SGD(tensors, lr=1.0)
+        optimizer = dgc.LocalSteps(inner, outer, named, composition, engine, every=1)
+        sgd = torch.optim.SGD([parameter for _, parameter in plain], lr=0.1)
+        reference = dgc.DistributedOptimizer(sgd, plain, dgc.dense(), engine)
+        train(optimizer, named, range(4), engine.rank)
+        train(reference, plain, range(4), engine.rank)
+        return values(named), values(plain)
+
+    for ours, theirs in dgc.simulate(3, worker):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 class TestParts:
