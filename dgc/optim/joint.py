@@ -76,7 +76,8 @@ def muon(
         raise ValueError(f'Muon needs PyTorch 2.9 or later, and this is {torch.__version__}')
     listed = list(params)
     groups = [each if isinstance(each, dict) else {'params': [each]} for each in listed]
-    matrices, others = [], []
+    matrices: list[dict[str, Any]] = []
+    others: list[dict[str, Any]] = []
     for group in groups:
         settings = {'weight_decay': group.get('weight_decay', weight_decay)}
         held = [group['params']] if isinstance(group['params'], torch.Tensor) else group['params']
