@@ -125,8 +125,14 @@ class GradientHooks(Source):
         finally:
             self._is_paused = was_paused
 
-    def accumulated(self, index: int, member: Member) -> None:
-        """Take one gradient of one backward pass. Called by autograd, on its thread."""
+    def accumulated(self, index: int, position: int) -> None:
+        """Take one gradient of one backward pass. Called by autograd, on its thread.
+
+        Args:
+            index: Of the bucket.
+            position: Of the parameter among the bucket's members.
+        """
+        member = self._reducer.buckets[index].members[position]
         if not self._is_open:
             raise RuntimeError(
                 f'gradient of {member.name} between synchronize() and step(): call step() first'
@@ -143,25 +149,25 @@ class GradientHooks(Source):
                 'pass that is no part of a step goes into `with optimizer.no_sync():`'
             )
         if passes == self._batches_per_step:
-            self._collect(self._reducer.buckets[index], member)
+            self._reducer.buckets[index].note(position)
             self._missing[index] -= 1
             if not self._missing[index]:
+                self._collect(index)
                 self._reducer.ready(index)
 
     def finish(self) -> None:
         """Collect what has not come as often as expected: None, and zeros for it, or the sum of
         fewer passes."""
         check_trained(self._optimizer, self._passes, self._names)
-        for bucket in self._reducer.buckets:
-            for member in bucket.members:
-                if self._passes[member.parameter] < self._batches_per_step:
-                    self._collect(bucket, member)
+        for index, missing in enumerate(self._missing):
+            if missing:
+                self._collect(index)
         self._is_open = False
 
-    def _collect(self, bucket: Bucket, member: Member) -> None:
-        """Use a parameter's gradient, without its scale."""
-        scaling = self._scaling
-        bucket.collect(member, None if scaling is None else scaling.inverse(bucket.device))
+    def _collect(self, index: int) -> None:
+        """Use the gradients of a bucket, without their scale."""
+        scaling, bucket = self._scaling, self._reducer.buckets[index]
+        bucket.collect_all(None if scaling is None else scaling.inverse(bucket.device))
 
     def check_result(self) -> None:
         """See ``Source.check_result``; called when no other thread writes gradients any more."""
@@ -178,7 +184,7 @@ def accumulated(source: weakref.ref[GradientHooks], index: int, position: int, _
     """Hand the gradient of a bucket's member to its source, unless that was dropped."""
     hooks = source()
     if hooks is not None:
-        hooks.accumulated(index, hooks.buckets[index].members[position])
+        hooks.accumulated(index, position)
 
 
 class Movement(Source):
