@@ -28,6 +28,7 @@ from utils.build import (
     check_metric,
     common,
     loading_processes,
+    scaled_rate,
     threads,
 )
 from utils.checkpoint import Position
@@ -36,6 +37,7 @@ from utils.config import Config, ConfigError
 from utils.data import Drawn, Seeded, apart, build_datasets, collate
 from utils.folder import check_writable, prepare_folder, writing
 from utils.log import RunLog, environment
+from utils.network import prepared
 from utils.progress import closing_table, say
 from utils.seeding import seed_everything
 from utils.training.experiment import Experiment
@@ -309,7 +311,7 @@ class Trainer:
                 f'configs.train.batch_size: {total} training samples are fewer than one step of '
                 f'{batch}; use smaller batches'
             )
-        model = configs.model.build().to(device)
+        model = prepared(configs.model.build().to(device), configs)
         self.progress = EpochProgress(model, self.share)
         self._loader = ElasticLoader(
             datasets['train'], self.share, self.progress, events, processes
@@ -338,6 +340,7 @@ class Trainer:
             optimizer=self.optimizer,
             rate=build_rate(configs, self.optimizer, len(self.share), 1),
             share=self.share,  # type: ignore[arg-type]
+            precision=train.precision,
         )
         check_meters(configs, self.parts)
 
@@ -386,7 +389,6 @@ class Trainer:
 
 def set_scaled_rate(configs: Config, optimizer: Optimizer, workers: int) -> None:
     """Set the learning rate to the configured one, times batches per step and workers."""
-    train = configs.train
     for group in optimizer.param_groups:
-        group['lr'] = train.optimizer.lr * train.num_batches_per_step * workers
+        group['lr'] = scaled_rate(configs, workers)
         group.pop('initial_lr', None)  # which a scheduler has kept

@@ -51,6 +51,7 @@ from utils.config import Config, ConfigError
 from utils.data import Until, build_datasets
 from utils.failures import report
 from utils.log import EMPTY
+from utils.network import prepared
 from utils.progress import STEPS_BETWEEN_LOSSES, say
 from utils.search import Search
 from utils.seeding import seed_everything
@@ -206,7 +207,8 @@ def evaluate(experiment: Experiment, datasets: Datasets, engine: Engine) -> None
         if workers is None and not experiment.arguments.resume:
             raise ConfigError('--evaluate: name the run, with --resume RUN')
         loaders = build_evaluation_loaders(configs, datasets, 0, 1, device)
-        parts = Evaluated(engine, device, configs.model.build().to(device), loaders)
+        model = prepared(configs.model.build().to(device), configs)
+        parts = Evaluated(engine, device, model, loaders, precision=configs.train.precision)
         source = experiment.source(experiment.earlier(workers or 1))
         saved = Search(engine, device, source, evaluate=True).last(parts.model)
         assert saved is not None
@@ -260,7 +262,7 @@ def build_worker(
     """Join the server, and build what a worker trains with: its data depends on its slot."""
     configs, device = experiment.configs, experiment.device
     seed_everything(configs.seed)
-    model = configs.model.build().to(device)
+    model = prepared(configs.model.build().to(device), configs)
     optimizer = WorkerOptimizer(
         build_optimizer(configs, model, workers=1),
         model.named_parameters(),
@@ -280,6 +282,7 @@ def build_worker(
         optimizer=optimizer,
         rate=build_rate(configs, optimizer, len(loader), workers),
         share=share,
+        precision=configs.train.precision,
     )
     return parts, optimizer
 
