@@ -116,7 +116,7 @@ def planned(
     texts |= {k: v for k, v in overrides.items() if row.compresses or not k.startswith(composition)}
     others = {key: value for key, value in texts.items() if key.startswith(UNNAMED)}
     settings = {key: value for key, value in texts.items() if key not in others}
-    configs = tuple(dict.fromkeys((*workload.configs, *row.configs, *workload.after)))
+    configs = tuple(dict.fromkeys((*workload.configs, *row.configs, *workload.after, *row.after)))
     return Run(
         *(name, row.name, FIRST_SEED + seed, workers, configs, settings, others),
         *(engine, row.has_server),
