@@ -74,11 +74,21 @@ CIFAR: Settings = {
     'train.warmup_lr_epochs': 1,
 }
 
+# Rows that an optimizer with two moments cannot have.
+SGD_ONLY = {'dgs': 'the update of a parameter server is that of SGD'}
+
 WORKLOADS: dict[str, Workload] = {
     'digits': Workload(
         'a small CNN on the digits of scikit-learn, 25 epochs',
         ('configs/digits/cnn.py',),
         compressed={**PACKED, 'train.compression.warmup_epochs': 5},
+    ),
+    'digits-adamw': Workload(
+        'a small CNN on the digits of scikit-learn with AdamW, 25 epochs',
+        ('configs/digits/cnn.py',),
+        compressed={**PACKED, 'train.compression.warmup_epochs': 5},
+        after=('configs/optim/adamw.py',),
+        impossible=SGD_ONLY,
     ),
     'resnet20': Workload(
         'ResNet-20 on the first 10,000 training images of CIFAR-10, 10 epochs',

@@ -27,8 +27,8 @@ MEMORIES = {
     'residual': Residual,
     'fading residual': lambda: Residual(decay=0.95),
     'decoupled momentum': DecoupledMomentum,
-    'first moment': FirstMoment,
-    'first moment, masked': lambda: FirstMoment(momentum_masking=True),
+    'first moment': lambda: FirstMoment(beta1=0.0),
+    'first moment, masked': lambda: FirstMoment(beta1=0.0, momentum_masking=True),
     'averaged momentum': lambda: AveragedMomentum(beta1=0.0),
     'momentum correction': MomentumCorrection,
     'no masking': lambda: MomentumCorrection(momentum_masking=False),
@@ -279,9 +279,8 @@ class TestFirstMoment:
         adam = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
         with pytest.raises(ValueError, match=r'beta1=0\.9\).*Adam would apply another .beta1=0\.9'):
             FirstMoment().check_optimizer(adam)
-        FirstMoment().check_optimizer(
-            torch.optim.Adam(adam.param_groups[0]['params'], betas=(0, 0.9))
-        )
+        adam.param_groups[0]['betas'] = (0.0, 0.999)
+        FirstMoment().check_optimizer(adam)
         with pytest.raises(ValueError, match="set the optimizer's momentum to 0"):
             FirstMoment().check(0.9, nesterov=False)
 
