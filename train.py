@@ -32,6 +32,7 @@ from dgc.engines import StalledError
 from dgc.handshake import AgreementError
 from utils.allocator import keep_freed_memory
 from utils.build import Evaluated, Parts, built_meters, choose_device
+from utils.carried import forget, fresh
 from utils.checks import check_settings
 from utils.config import Config, ConfigError, load
 from utils.config.loading import parse_overrides
@@ -114,6 +115,7 @@ def train_epoch(
     seed_everything(configs.seed + 1_000_003 * epoch + parts.share.rank)
     meters = EpochMeters(parts, log, epoch, configs.log.histogram_steps)
     batches = iter(loader)  # which draws a random number
+    forget(parts.model)
     hooks.begin(meters)
     for batch in with_progress(parts, batches, meters, epoch, configs.train.num_epochs):
         if parts.is_complete:
@@ -146,9 +148,9 @@ def evaluate(parts: Evaluated, configs: Config) -> dict[str, float]:
         if split == 'train':
             continue
         meters = {name.format(split): meter for name, meter in built_meters(configs).items()}
-        with torch.inference_mode(), parts.computing():
+        with torch.inference_mode(), parts.computing(), fresh(parts.model):
             for inputs, targets in loader:
-                outputs = parts.model(inputs.to(parts.device))
+                outputs = parts.model(inputs.to(parts.device, non_blocking=True))
                 for meter in meters.values():
                     meter.update(outputs, targets.to(parts.device))
         for name, meter in meters.items():

@@ -89,10 +89,8 @@ class Training:
 
         images = CIFAR(recipe.root, download=False, verify=False, num_train=recipe.images)
         rank, size = engine.rank, engine.size
-        self.loader, self.share = train_loader(
-            images['train'], recipe.batch, rank, size, SEED, processes=0
-        )
-        self.test = evaluation_loader(images['test'], 250, rank, size, processes=0)
+        self.loader, self.share = train_loader(images['train'], recipe.batch, rank, size, SEED)
+        self.test = evaluation_loader(images['test'], 250, rank, size)
         torch.manual_seed(SEED)
         make = maker(recipe.row, len(self.loader))
         self.engine, self.epochs = engine, recipe.epochs

@@ -108,7 +108,7 @@ def moved(function: Any, name: str, args: Any, kwargs: Any, result: Any) -> floa
         smaller = [*tensors((args[1:], kwargs)), *tensors(result if not writes else ())]
         return sum(8 for each in smaller[:1] for _ in range(each.numel()))
     # A mean is written without being read; so is a memory that is not updated in place.
-    reads_once = name == 'dgc.spread' or (name == 'dgc.accumulate' and bool(tensors(args[-1])))
+    reads_once = name == 'dgc.spread' or (name == 'dgc.accumulate' and bool(tensors(args[-2])))
     total = 0
     for argument, value in zip(schema.arguments, args, strict=False):
         is_written = argument.alias_info is not None and argument.alias_info.is_write

@@ -23,7 +23,8 @@ class Layers:
     processor time grows with the number of elements (sublinearly, linearly or superlinearly).
     """
 
-    def __init__(self, seed: int, count: int) -> None:
+    def __init__(self, seed: int, count: int, pipelined: bool = False) -> None:
+        self.pipelined = pipelined
         draw = random.Random(seed)
         steps = [draw.choice((0.0, draw.uniform(0, 3))) for _ in range(count)]
         self.ready = list(itertools.accumulate(steps))
@@ -46,7 +47,7 @@ class Layers:
     def seconds(self, stops: Sequence[int]) -> float:
         """Predicted seconds of a step whose buckets stop before these layers."""
         groups = zip([0, *stops[:-1]], stops, strict=True)
-        return end([self.group_cost(*ends) for ends in groups], self.backward)
+        return end([self.group_cost(*ends) for ends in groups], self.backward, self.pipelined)
 
     def best(self) -> float:
         """Seconds of the best of all groupings."""
@@ -54,11 +55,11 @@ class Layers:
 
     def exact(self) -> float:
         """Seconds of the grouping that dynamic programming finds."""
-        return self.seconds(exact(len(self.sizes), self.group_cost, self.backward))
+        return self.seconds(exact(len(self.sizes), self.group_cost, self.backward, self.pipelined))
 
     def greedy(self) -> float:
         """Seconds of the grouping that the published greedy rule finds."""
-        return self.seconds(greedy(len(self.sizes), self.group_cost, self.backward))
+        return self.seconds(greedy(len(self.sizes), self.group_cost, self.backward, self.pipelined))
 
 
 def every_grouping(count: int) -> Iterator[list[int]]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dgc.profile import Profile
 
 COMPRESSED = 'compressed'
+PIPELINED = ' pipelined'  # ends the name of a row whose engine is, also where no core is spare
 
 
 class Trained(NamedTuple):
@@ -144,8 +145,11 @@ def horovod(fp16: bool) -> Make:
     return make
 
 
-def composition(make_composition: Callable[[], Composition]) -> Make:
-    """A composition on the engine of the process. The memory holds the momentum if it can."""
+def composition(make_composition: Callable[[], Composition], pipeline: bool | None = None) -> Make:
+    """A composition on the engine of the process. The memory holds the momentum if it can.
+
+    pipeline: see ``dgc.create``.
+    """
 
     def make(model: nn.Module, engine: Engine, profile: Measure) -> Trained:
         import dgc
@@ -153,6 +157,7 @@ def composition(make_composition: Callable[[], Composition]) -> Make:
         made = make_composition()
         optimizer, named = sgd_for(made, model.parameters()), model.named_parameters()
         ours = dgc.DistributedOptimizer(optimizer, named, made, engine, profile=profile)
+        ours.engine.pipeline = pipeline  # each row has an engine of its own
         return Trained(model, ours, ours)
 
     return make
@@ -172,16 +177,18 @@ def row_of(base: str, engine: str) -> Row:
     """The row of one of our compositions. Raises KeyError if this dgc has no such row."""
     from dgc.exchanges import AllReduce
 
-    make = compositions()[base]
+    make = compositions()[base.removesuffix(PIPELINED)]
+    pipeline = True if base.endswith(PIPELINED) else None
     example = make()
     kind = DENSE if isinstance(example.exchange, AllReduce) else COMPRESSED
-    return Row(base, engine, kind, composition(make), late=example.planner.needs_timing)
+    made = composition(make, pipeline)
+    return Row(base, engine, kind, made, late=example.planner.needs_timing)
 
 
 def rows_of(engine: str) -> list[Row]:
     """All rows that run in the processes of an engine, in the order of the tables."""
     others = [row for row in OTHERS if row.engine == engine]
-    ours = [row_of(base, engine) for base in compositions()]
+    ours = [row_of(name, engine) for base in compositions() for name in (base, base + PIPELINED)]
     return [Row(COMPUTE, engine, COMPUTE, compute), *others, *ours]
 
 
@@ -195,7 +202,8 @@ def select(only: Sequence[str] = (), engines: Sequence[str] = tuple(LAUNCHERS)) 
     """Choose rows of some engines, in the order of the tables.
 
     Args:
-        only: names of rows; a name without an engine selects the row of each. Empty for all rows.
+        only: names of rows; a name without an engine selects the row of each. Empty for all rows
+            but those whose names end with PIPELINED.
         engines: of the rows to choose from.
 
     Raises:
@@ -206,15 +214,19 @@ def select(only: Sequence[str] = (), engines: Sequence[str] = tuple(LAUNCHERS)) 
     chosen = {present_name(name) for name in only}
     for name in sorted(chosen - names):
         near = difflib.get_close_matches(name, names, 1)
-        hint = f'did you mean {near[0]!r}?' if near else f'there are {", ".join(sorted(names))}'
+        listed = sorted(name for name in names if PIPELINED not in name)
+        hint = f'did you mean {near[0]!r}?' if near else f'there are {", ".join(listed)}'
         raise ValueError(f'there is no row {name!r} under {" or ".join(engines)}: {hint}')
-    return [row for row in possible if not only or {row.base, row.name} & chosen]
+    if not only:
+        return [row for row in possible if not row.base.endswith(PIPELINED)]
+    return [row for row in possible if {row.base, row.name} & chosen]
 
 
 def present_name(name: str) -> str:
     """The present name of a row, with or without its engine, from that or an earlier name."""
     base, bracket, engine = name.partition(' (')
-    return f'{canonical(base)}{bracket}{engine}'
+    pipelined = PIPELINED * base.endswith(PIPELINED)
+    return f'{canonical(base.removesuffix(PIPELINED))}{pipelined}{bracket}{engine}'
 
 
 def by_name(names: Sequence[str]) -> list[Row]:

@@ -33,6 +33,18 @@ configs.data = Config()
 configs.data.num_threads_per_worker = described(
     None, "CPU threads of one worker. None: the machine's cores, shared among its workers."
 )
+configs.data.num_workers = described(
+    None, 'Processes of one worker that load data. None: one per CPU thread with a GPU, else none.'
+)
+configs.data.start_method = described(
+    None, "How they are started: 'fork', 'forkserver' or 'spawn'. None: as Python does by default."
+)
+configs.data.channels_last = described(
+    False, 'Whether weights and activations of convolutions are stored channels last.'
+)
+configs.data.loader = described(
+    None, 'A loader of your own for the training data: docs/input.md. None: the one of train.py.'
+)
 
 configs.engine = Config()
 configs.engine.name = described(
@@ -41,6 +53,11 @@ configs.engine.name = described(
     "configs/elastic/. None: the launcher's.",
 )
 configs.engine.size = described(1, "Number of workers of the engine 'simulated'.")
+configs.engine.pipeline = described(
+    None,
+    'Whether a bucket is compressed while the one before it is sent. None: where a worker has two '
+    'cores.',
+)
 configs.engine.warning_seconds = described(
     30.0, 'Seconds of waiting in one call until a line names the ranks and the bucket waited for.'
 )

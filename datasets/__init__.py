@@ -1,4 +1,4 @@
-"""Datasets: each is a class that takes its settings and is a dictionary {'train', 'test'}.
+"""Datasets: each is a class that takes its settings and is a dictionary {'train', 'test', …}.
 
 Hugging Face's package has the same name. ``from datasets import load_dataset`` works in a config
 file where that package is installed: see ``datasets/hugging_face.py``.
@@ -10,8 +10,22 @@ from datasets.cifar import CIFAR
 from datasets.digits import Digits
 from datasets.errors import DatasetError
 from datasets.imagenet import ImageNet
+from datasets.imdb import IMDB
+from datasets.mnist import MNIST
+from datasets.text import PennTreebank, TextFile
+from datasets.tiny_imagenet import TinyImageNet
 
-__all__ = ['CIFAR', 'DatasetError', 'Digits', 'ImageNet']
+__all__ = [
+    'CIFAR',
+    'IMDB',
+    'MNIST',
+    'DatasetError',
+    'Digits',
+    'ImageNet',
+    'PennTreebank',
+    'TextFile',
+    'TinyImageNet',
+]
 
 
 def __getattr__(name: str) -> Any:

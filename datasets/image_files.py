@@ -50,6 +50,20 @@ class ImageFiles(Dataset[tuple[Any, int]]):
             raise FileNotFoundError(f'there are no images in {folder / empty[0]}')
         self.samples = [(path, place) for place, paths in enumerate(found) for path in paths]
 
+    @classmethod
+    def of(
+        cls,
+        folder: Path,
+        classes: list[str],
+        samples: list[tuple[str, int]],
+        transform: Callable[[Any], Any],
+    ) -> 'ImageFiles':
+        """The images of a list of paths and classes, which need not lie in folders of classes."""
+        found = cls.__new__(cls)
+        found.folder, found.transform, found.skip_broken = folder, transform, False
+        found.classes, found.samples = classes, samples
+        return found
+
     def keep_classes(self, count: int) -> None:
         """Drop the images of all classes but the first ``count``."""
         self.samples = [sample for sample in self.samples if sample[1] < count]

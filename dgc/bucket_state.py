@@ -53,11 +53,14 @@ class BucketState(dict[str, dict[str, Any]]):
         if isinstance(entry, PerParameter):
             tensors = {member.name: entry.initial(member) for member in spec.members}
             return {name: t.to(spec.device) for name, t in tensors.items() if t is not None}
-        length = spec.numel if isinstance(entry, Elements) else self.owned[1] - self.owned[0]
-        return torch.zeros(length, dtype=torch.float32, device=spec.device)
+        if isinstance(entry, Elements):
+            return torch.zeros(spec.numel, dtype=entry.dtype, device=spec.device)
+        first, last = self.owned
+        return torch.zeros(last - first, dtype=torch.float32, device=spec.device)
 
     def snapshot(self, renewed: Container[str] = ()) -> dict[str, Any]:
-        """Return a copy of all parts' state: 4 bytes an element and ``Elements`` entry.
+        """Return a copy of all parts' state: of each ``Elements`` entry, 4 bytes an element (2 of
+        bfloat16).
 
         Args:
             renewed: Entries of the memory that will be replaced and not changed. They are not

@@ -132,7 +132,7 @@ class Bucket:
 
     @property
     def buffers(self) -> dict[str, Tensor]:
-        """The memory's float32 tensors ``[n]``, by name."""
+        """The memory's tensors ``[n]``, by name: float32, or bfloat16 where it says so."""
         return self.state.get('memory', {})
 
     def next_seed(self) -> int:

@@ -25,7 +25,7 @@ class Corrected:
     costs no pass over memory of its own.
 
     Args:
-        residual: Float32 ``[n]``, a memory's own storage.
+        residual: Float32 or bfloat16 ``[n]``, a memory's own storage.
         update: How the gradient is still to be added; ``None`` where it has been.
         state: Plain values that a compressor keeps for this bucket between steps.
         spec: What lies where in ``[n]``, for compressors that go by blocks; None for one block.
@@ -57,7 +57,7 @@ class Corrected:
     def magnitudes(self, positions: Tensor) -> Tensor:
         """Return ``|corrected|`` at int64 ``positions[s]``, float32 ``[s]``; change nothing."""
         if self._update is None:
-            return self._residual[positions].abs()
+            return self._residual[positions].float().abs()
         return self._kernels.sample(self._residual, self._update, positions)
 
     def search(self, threshold: float, limit: int) -> Found:
@@ -78,7 +78,7 @@ class Corrected:
         return found
 
     def materialize(self) -> Tensor:
-        """Return all of it, float32 ``[n]``, in the memory's own storage."""
+        """Return all of it, float32 ``[n]``: the memory's own storage, or of bfloat16 a copy."""
         if self._update is not None:
             self.search(torch.inf, 0)
-        return self._residual
+        return self._residual.float()

@@ -524,7 +524,8 @@ class DistributedOptimizer(Wrapper):
             momentum = bucket.buffers.get('momentum')
             if momentum is None or not bucket.momentum:
                 continue
-            mean = self.engine.all_reduce(momentum.clone()).div_(self.engine.size)
+            total = self.engine.all_reduce(momentum.to(torch.float32, copy=True))
+            mean = total.div_(self.engine.size)
             mean = self.composition.transform.inverse(mean, bucket.spec)
             if bucket.nesterov:  # the memory's u is m times SGD's buffer
                 mean.div_(bucket.momentum)

@@ -1,8 +1,9 @@
-"""Compress, exchange and decompress each bucket on the engine thread; write the results back."""
+"""Compress each bucket, exchange and decompress it on the engine's thread; write results back."""
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
@@ -79,11 +80,41 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
+def makes_alone(composition: Composition) -> bool:
+    """Return whether a message is made from the gradient without a call of the engine."""
+    return type(composition.exchange).prepare is Exchange.prepare
+
+
+def may_run_beside(composition: Composition, device: torch.device) -> bool:
+    """Return whether messages may be made on another thread than the engine's. On a GPU they are
+    made on a stream, which does not hold up that thread."""
+    return device.type == 'cpu' and makes_alone(composition)
+
+
+def is_pipelined(composition: Composition, engine: Engine, device: torch.device) -> bool:
+    """Return whether a bucket's message is made while the bucket before it is exchanged."""
+    return engine.is_pipelined and may_run_beside(composition, device)
+
+
 def is_finite_mean(bucket: Bucket, result: Sequence[Tensor]) -> bool:
     """Return whether the result of a bucket is finite, sparse or written to ``result``."""
     if bucket.mean is not None:
         return bucket.mean.is_finite
     return finite(*result, *bucket.pieces)
+
+
+class Message(NamedTuple):
+    """What a rank contributes to the exchange of a bucket.
+
+    Attributes:
+        selected: This rank's message.
+        is_finite: Whether this rank's gradient is.
+        seconds: That it took to make.
+    """
+
+    selected: Sparse
+    is_finite: bool
+    seconds: float
 
 
 class Outcome(NamedTuple):
@@ -100,6 +131,12 @@ class Outcome(NamedTuple):
 
 class Reducer:
     """Processes buckets one after another, in the same fixed order on every rank.
+
+    A bucket is processed in two jobs. ``_compress`` makes this rank's message, without a call of
+    the engine. ``_exchange``, on the engine's thread, combines the messages of all ranks and
+    updates the memory. Where the engine is pipelined, the next bucket's message is made while this
+    bucket is exchanged. The order of the engine's calls, and each bucket's results, are the same in
+    either case.
 
     A bucket is submitted when its gradients are complete. Whatever is incomplete when the step ends
     is sent as it is, which is zero for parameters that took no part; so an unused parameter delays
@@ -146,8 +183,9 @@ class Reducer:
         composition.exchange.check(engine, buckets[0].device if buckets else 'cpu')
         self._ready = [False] * len(buckets)
         self._pending: list[Future[Outcome]] = []
-        self._failures: list[str] = []
-        self._failed = False  # a bucket of this step raised an error
+        self._failures: dict[int, list[str]] = defaultdict(list)  # bucket → what was not finite
+        # A bucket of this step raised an error while its message was made, or was exchanged.
+        self._failed_to_compress = self._failed = False
         self._discards = False  # this rank wants the step to be skipped
         self.find_unused = False
         self.unused: set[str] = set()
@@ -193,7 +231,7 @@ class Reducer:
     @property
     def has_failed(self) -> bool:
         """Whether a bucket of this step raised an error."""
-        return self._failed
+        return self._failed or self._failed_to_compress
 
     @property
     def discards(self) -> bool:
@@ -329,13 +367,14 @@ class Reducer:
     def _abandon(self) -> None:
         """Wait for the buckets of an unfinished step, and undo the step."""
         wait(self._pending)
+        self.engine.drain()
         for device, stream in self._streams.items():
             # What was queued may still read and write the state that is restored below.
             torch.cuda.current_stream(device).wait_stream(stream)
         self._pending = []
         self._ready = [False] * len(self.buckets)
         self._failures.clear()
-        self._failed = self._discards = False
+        self._failed_to_compress = self._failed = self._discards = False
         self._roll_back()
         self._release(goes_on=False)
         self._kept.clear()
@@ -361,13 +400,22 @@ class Reducer:
 
     def _submit_in_order(self, limit: int) -> None:
         """Submit the next buckets that are ready, up to ``limit`` buckets in this step."""
-        while len(self._pending) < limit and self._ready[len(self._pending)]:
-            index = len(self._pending)
-            job = partial(self._run, index, Fence(self.buckets[index].device))
+        first = last = len(self._pending)
+        while last < limit and self._ready[last]:
+            last += 1
+        # All messages first: an engine without a thread exchanges a bucket when it is submitted.
+        jobs = [partial(self._run, index, self._start(index)) for index in range(first, last)]
+        for job in jobs:
             self._pending.append(self.engine.submit(job))
 
-    def _run(self, index: int, gradients_complete: Fence) -> Outcome:
-        """Process one bucket, on the engine's thread and a stream beside the backward pass's."""
+    def _start(self, index: int) -> Callable[[], Message]:
+        """Return a function that waits for a bucket's message, or makes it."""
+        device = self.buckets[index].device
+        job = partial(self._compress, index, Fence(device))
+        return self.engine.beside(job) if may_run_beside(self.composition, device) else job
+
+    def _run(self, index: int, make: Callable[[], Message]) -> Outcome:
+        """Exchange one bucket, on the engine's thread and a stream beside the backward pass's."""
         if self._failed:
             # Its collectives would pair with those of another bucket on other ranks, and wait.
             raise EngineError('an earlier bucket of this step failed')
@@ -375,17 +423,32 @@ class Reducer:
         self.engine.bucket = bucket.name
         try:
             with self._stream(bucket.device), without_autocast(bucket.device):
-                gradients_complete.wait()
-                bucket.renews = self._renews
-                if self.composition.nonfinite == 'skip':
-                    renewed = self.composition.memory.renewed(bucket)
-                    self._snapshots[index] = bucket.state.snapshot(renewed)
-                return self._process(index)
+                before = replace(self.engine.traffic)
+                return self._exchange(index, make(), before)
         except BaseException:
             self._failed = True
             raise
         finally:
             self.engine.bucket = ''
+
+    def _compress(self, index: int, gradients_complete: Fence) -> Message:
+        """Make this rank's message: clip, transform, add to the residual, select."""
+        if self._failed or self._failed_to_compress:
+            raise EngineError('an earlier bucket of this step failed')
+        start, bucket = time.perf_counter(), self.buckets[index]
+        try:
+            with self._stream(bucket.device), without_autocast(bucket.device):
+                gradients_complete.wait()
+                bucket.renews = self._renews
+                if self.composition.nonfinite == 'skip':
+                    renewed = self.composition.memory.renewed(bucket)
+                    self._snapshots[index] = bucket.state.snapshot(renewed)
+                compressor, _, _ = self._route(bucket)
+                selected, is_finite = self._select(index, compressor)
+                return Message(selected, is_finite, time.perf_counter() - start)
+        except BaseException:
+            self._failed_to_compress = True
+            raise
 
     def _stream(self, device: torch.device) -> AbstractContextManager[Any]:
         """Return a context in which GPU work is queued on the reducer's own stream."""
@@ -395,21 +458,24 @@ class Reducer:
             self._streams[device] = torch.cuda.Stream(device)
         return torch.cuda.stream(self._streams[device])
 
-    def _process(self, index: int) -> Outcome:
-        """Compute a bucket's result from its local gradient (docs/architecture.md)."""
-        start, before = time.perf_counter(), replace(self.engine.traffic)
-        bucket = self.buckets[index]
-        composition, spec = self.composition, bucket.spec
-        compressor, exchange, k = self._route(bucket)
+    def _exchange(self, index: int, message: Message, before: Traffic) -> Outcome:
+        """Compute a bucket's result from all ranks' messages (docs/architecture.md).
 
-        # Clip, transform, add to the residual, select.
-        selected, is_finite = self._select(index, compressor)
+        Args:
+            index: Of the bucket.
+            message: This rank's.
+            before: The engine's traffic before the bucket.
+        """
+        start = time.perf_counter() - message.seconds
+        bucket, selected = self.buckets[index], message.selected
+        composition, spec = self.composition, bucket.spec
+        _, exchange, k = self._route(bucket)
         if self.watch is not None:
             self.watch(bucket, selected)
 
         # Exchange.
         flag = self._flag(index)
-        context = Context(bucket, k, composition.codec, self.engine, is_finite, flag)
+        context = Context(bucket, k, composition.codec, self.engine, message.is_finite, flag)
         exchanged = exchange.reduce(selected, context)
         non_finite = exchanged.non_finite
 
@@ -435,14 +501,15 @@ class Reducer:
             # their type holds; the same on all ranks.
             non_finite = True
             dtype = str(bucket.dtype).removeprefix('torch.')
-            self._failures.append(f'{bucket.name}, whose mean {dtype} cannot hold')
+            self._failures[index].append(f'{bucket.name}, whose mean {dtype} cannot hold')
 
         # Error feedback. A non-finite result, and what was cut from it, must not enter a memory.
         if not non_finite:
             composition.memory.update(bucket, selected, exchanged, result)
             if self.scaling is not None and not bucket.scale(self.scaling.scale(bucket.device)):
                 non_finite = True
-                self._failures.append(f'{bucket.name}, whose mean is too large for its scale')
+                scale = f'{bucket.name}, whose mean is too large for its scale'
+                self._failures[index].append(scale)
         sent = (exchanged.sent or selected).values.numel()
         self._account(bucket, sent, time.perf_counter() - start, before, exchanged.flag is not None)
         if flag is not None:
@@ -491,7 +558,7 @@ class Reducer:
         checks = not composition.memory.renewed(bucket)
         is_finite = not checks or finite(*bucket.pieces)
         if not is_finite:
-            self._failures.extend(not_finite(bucket))
+            self._failures[index].extend(not_finite(bucket))
         elif composition.clipping is not None and composition.overlaps:
             composition.clipping.clip([bucket], self.engine)
 
@@ -502,7 +569,7 @@ class Reducer:
             is_finite = composition.exchange.prepare(bucket, self.engine, is_finite)
             if was_finite and not is_finite:
                 # Another rank was non-finite, or the fp16 sum within the machine overflowed.
-                self._failures.append(f'{bucket.name}, summed within the machine')
+                self._failures[index].append(f'{bucket.name}, summed within the machine')
         if is_finite:
             if self.find_unused and bucket.unused:
                 self._kept[index] = bucket.state.copy_of(bucket.unused)
@@ -512,13 +579,13 @@ class Reducer:
                 selected = composition.memory.select(bucket, compressor)
             except NotFiniteError:
                 bucket.revert()
-                self._failures.extend(list(not_finite(bucket)) or [bucket.name])
+                self._failures[index].extend(list(not_finite(bucket)) or [bucket.name])
                 return non_finite_message(bucket, compressor.payload), False
             bucket.transformed = None
             if not checks or finite(selected.values):
                 return selected, True
             # Finite gradients can add up to more than float32 holds.
-            self._failures.append(bucket.name)
+            self._failures[index].append(bucket.name)
         return non_finite_message(bucket, compressor.payload), False
 
     @property
@@ -532,7 +599,7 @@ class Reducer:
             and not self._earlier
             and composition.clipping is None
             and composition.transform.is_identity
-            and type(composition.exchange).prepare is Exchange.prepare
+            and makes_alone(composition)
         )
 
     def _route(self, bucket: Bucket) -> tuple[Compressor, Exchange, int]:
@@ -566,7 +633,9 @@ class Reducer:
 
     def _non_finite(self, outcomes: Sequence[Outcome]) -> NonFiniteGradientError:
         """Return this rank's error, which names its own parameters or says that another failed."""
-        rank, failures, self._failures = self.engine.rank, self._failures, []
+        rank = self.engine.rank
+        failures = [each for _, found in sorted(self._failures.items()) for each in found]
+        self._failures.clear()
         if failures:
             names = ', '.join(failures)
             return NonFiniteGradientError(f'rank {rank}: not finite: gradient of {names}', rank)

@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dgc.bucket_state import BucketState
@@ -299,11 +300,13 @@ def _add_up(
     states: Sequence[Mapping[str, Any]],
     scale: float,
 ) -> None:
-    """Compute ``target[name][entry] = scale · Σ states[role][name][entry]``."""
+    """Compute ``target[name][entry] = scale · Σ states[role][name][entry]``, of bfloat16 tensors in
+    float32."""
     for state in states:
         for name, entries in state.get(role, {}).items():
             if entry in entries:
-                scaled = entries[entry] * scale
+                saved = entries[entry]
+                scaled = (saved.float() if saved.dtype == torch.bfloat16 else saved) * scale
                 of_parameter = target.setdefault(name, {})
                 of_parameter[entry] = (
                     of_parameter[entry] + scaled if entry in of_parameter else scaled

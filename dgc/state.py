@@ -4,7 +4,7 @@ Every part of a composition (memory, compressor, exchange, transform) is a rule 
 ``state_for(spec)`` declares what the part remembers of one bucket; the bucket allocates it, saves
 it by parameter name and restores it, so that a later run may plan its buckets differently:
 
-    Elements       float32 [n], one number per element       saved by parameter
+    Elements       [n], one number per element               saved by parameter
     PerParameter   one tensor per parameter, of any shape    saved by parameter
     OwnedSlice     float32, the rank's slice of [n]          saved by parameter
     Values         plain numbers that describe the bucket    saved with the bucket's names; a bucket
@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dgc.bucket_spec import MemberSpec
@@ -43,9 +44,14 @@ class Resize(str, Enum):
 
 @dataclass(frozen=True)
 class Elements:
-    """A float32 tensor ``[n]`` of zeros: one number for each element of the bucket."""
+    """A tensor ``[n]`` of zeros: one number for each element of the bucket.
+
+    Saved numbers of another type are converted when they are loaded: those of float32 are rounded
+    to the nearest bfloat16.
+    """
 
     resize: Resize = Resize.SUM
+    dtype: torch.dtype = torch.float32
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 The core executes the forward pass, the backward pass, and the compression and decompression of
 buckets. While the backward pass is running, the processing of a bucket gets half of the core, since
-the two run in one thread each. Buckets are processed one after another by one thread, so the link
-transfers one bucket at a time. Arithmetic only: nothing is measured here.
+the two run in one thread each. The link transfers one bucket at a time, in the order in which they
+are sent. The message of a bucket is made when the bucket before it has been received; in a pipeline
+(``Engine.beside``), when the message of the bucket before it has been made, so that it is made
+while that one travels. Arithmetic only: nothing is measured here.
 """
 
 from __future__ import annotations
@@ -42,29 +44,37 @@ class Progression(NamedTuple):
 
     Attributes:
         backward: When the backward pass would end without any buckets.
-        free: When the last exchange ends, so that the communication thread is free.
+        free: When the last exchange ends, so that the link is free.
         spent: Processor time spent on buckets, by which all later computation is delayed.
+        idle: When the thread that makes messages is free for the next one.
+        pipelined: Whether a message may be made while the one before it travels.
     """
 
     backward: float
     free: Times = 0.0
     spent: Times = 0.0
+    idle: Times = 0.0
+    pipelined: bool = False
 
     def after(self, bucket: BucketTimes) -> Progression:
         """Return the state after one more bucket."""
-        return Progression(
-            self.backward,
-            self.sent(bucket) + bucket.network,
-            self.spent + bucket.processor + bucket.moving,
-        )
+        free = self.sent(bucket) + bucket.network
+        spent = self.spent + bucket.processor + bucket.moving
+        idle = self.made(bucket) if self.pipelined else free
+        return self._replace(free=free, spent=spent, idle=idle)
 
     def begin(self, bucket: BucketTimes) -> Times:
         """Return when the processing of one more bucket begins: when its gradients are complete and
-        the exchange of the bucket before it has ended."""
-        return later(bucket.ready + self.spent, self.free)
+        the thread that makes messages is free."""
+        return later(bucket.ready + self.spent, self.idle)
 
     def sent(self, bucket: BucketTimes) -> Times:
-        """Return when the message of one more bucket is sent."""
+        """Return when the message of one more bucket is sent: when it is made and the link is
+        free."""
+        return later(self.made(bucket), self.free)
+
+    def made(self, bucket: BucketTimes) -> Times:
+        """Return when the message of one more bucket is made."""
         begin = self.begin(bucket)
         left = later(self.backward + self.spent - begin, 0.0)
         # Work during the backward pass has half of the core, so it takes twice as long.
@@ -93,39 +103,43 @@ class Span(NamedTuple):
 
     Attributes:
         begin: Compression begins.
-        sent: The message is sent.
+        made: The message is made.
+        sent: It is sent: at once, unless the one before it is still under way.
         end: The result of the exchange has been received.
     """
 
     begin: float
+    made: float
     sent: float
     end: float
 
 
-def spans(buckets: Sequence[BucketTimes], backward: float) -> list[Span]:
+def spans(buckets: Sequence[BucketTimes], backward: float, pipelined: bool = False) -> list[Span]:
     """Return the span of each bucket.
 
     Args:
         buckets: In the order in which they are sent.
         backward: When the backward pass would end without any buckets.
+        pipelined: As in ``Progression``.
     """
-    state, found = Progression(backward), []
+    state, found = Progression(backward, pipelined=pipelined), []
     for bucket in buckets:
-        begin, sent = state.begin(bucket), state.sent(bucket)
+        times = state.begin(bucket), state.made(bucket), state.sent(bucket)
         state = state.after(bucket)
-        found.append(Span(float(begin), float(sent), float(state.free)))
+        found.append(Span(*map(float, (*times, state.free))))
     return found
 
 
-def end(buckets: Sequence[BucketTimes], backward: float) -> float:
+def end(buckets: Sequence[BucketTimes], backward: float, pipelined: bool = False) -> float:
     """Return when the backward pass and all exchanges have ended, in seconds from the start of the
     step.
 
     Args:
         buckets: In the order in which they are sent.
         backward: When the backward pass would end without any buckets.
+        pipelined: As in ``Progression``.
     """
-    state = Progression(backward)
+    state = Progression(backward, pipelined=pipelined)
     for bucket in buckets:
         state = state.after(bucket)
     return float(state.end)

@@ -33,7 +33,7 @@ from dgc.planner.broadcast import broadcast_json
 from dgc.planner.forecast import Forecast, Timing
 from dgc.planner.plan import read_on_rank_0
 from dgc.profile import Profile
-from dgc.reducer import Reducer
+from dgc.reducer import Reducer, is_pipelined
 from dgc.state import Entries
 
 AVERAGED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -198,7 +198,8 @@ def measure(
     found = profile()
     numel = sum(parameter.numel for parameter in parameters)
     costs = calibrate_path(composition, engine, numel, device)
-    timing = Timing(found.arrivals, found.backward, costs).to_json()
+    pipelined = is_pipelined(composition, engine, device)
+    timing = Timing(found.arrivals, found.backward, costs, pipelined).to_json()
     return Timing.from_json(broadcast_json(engine, timing, device))
 
 

@@ -14,23 +14,25 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset
 
 from dgc import Composition, DistributedOptimizer, Engine, LocalSteps
+from dgc.engines.cores import available_cores
 from dgc.handshake import average_tensors, broadcast_tensors
 from dgc.parameter_server import WorkerOptimizer
 from dgc.planner import Kept, Plan
 from utils.agree import agreed
 from utils.averaged import AveragedWeights
+from utils.carried import carrying, fresh
 from utils.checkpoint import Position
 from utils.checks import build_composition, naming
 from utils.cli import Refused
 from utils.config import Config, ConfigError
 from utils.config.describe import function_of
-from utils.cores import available_cores
-from utils.data import TrainShare, Until, evaluation_loader, train_loader
+from utils.data import TrainShare, Until, collate, evaluation_loader, own_loader, train_loader
 from utils.learning_rate import LearningRate
-from utils.meters import MeterError
+from utils.loading import Batches, Loading
+from utils.meters import MeterError, Ranking
 from utils.network import prepared
 from utils.precision import FP32, computing
 from utils.search import Saved
@@ -63,7 +65,7 @@ class Evaluated:
     engine: Engine
     device: torch.device
     model: nn.Module
-    loaders: dict[str, DataLoader | Until]
+    loaders: dict[str, DataLoader | Batches | Until]
     precision: str = field(default=FP32, kw_only=True)
 
     def computing(self) -> AbstractContextManager[Any]:
@@ -218,11 +220,12 @@ def build(
     with agreed(engine, device):  # before the collectives of find
         check_metric(configs, datasets)
         loader, share = build_train_loader(configs, datasets, engine.rank, engine.size, device)
-        model = prepared(configs.model.build().to(device), configs)
+        model = build_model(configs, device)
         averaged = None if train.ema is None else AveragedWeights(model, train.ema)
         criterion = train.criterion.build().to(device)
         averaging: Averaging = train.averaging.build()
         ranks = averaging.ranks_per_step(engine.size)
+        check_streams(model, datasets)
         composition = build_composition(configs)
         inner = build_optimizer(configs, model, ranks)
     saved = find(model)  # after what is wrong with the settings
@@ -364,6 +367,28 @@ def built_meters(configs: Config) -> dict[str, Any]:
     return {name: node.build() for name, node in configs.train.meters.items() if node is not None}
 
 
+def check_streams(model: nn.Module, datasets: dict[str, Dataset]) -> None:
+    """Raise ConfigError where a model carries its state on to samples that do not continue it."""
+    apart = [name for name, data in datasets.items() if getattr(data, 'streams', None) is None]
+    if carrying(model) and apart:
+        raise ConfigError(
+            f'configs.model carries its state from batch to batch, and the samples of {apart[0]!r} '
+            'do not continue each other: choose a data set in streams, or a model that begins each '
+            'sample anew (docs/text-and-speech.md)'
+        )
+
+
+def ranking(configs: Config) -> Ranking:
+    """Which values of configs.train.metric are better, as its meter says."""
+    metric = configs.train.metric or ''
+    for name, meter in built_meters(configs).items():
+        before, split, after = name.partition('{}')
+        is_of_split = split and metric.startswith(before) and metric.endswith(after)
+        if metric == name or is_of_split:
+            return Ranking(getattr(meter, 'better', 'higher'))
+    return Ranking()
+
+
 def check_meters(configs: Config, parts: Evaluated) -> None:
     """Apply every meter to the first samples of every split, before anything is trained.
 
@@ -376,8 +401,10 @@ def check_meters(configs: Config, parts: Evaluated) -> None:
         dataset: Any = getattr(loader, 'dataset', None)
         if split == 'train' or not dataset:
             continue
-        inputs, targets = default_collate([dataset[i] for i in range(min(2, len(dataset)))])
-        with torch.no_grad():  # tensors that the model keeps may be used in training
+        first = list(range(min(2, len(dataset))))
+        at_once = getattr(dataset, '__getitems__', None)  # samples may be as long as their batch
+        inputs, targets = collate(at_once(first) if at_once else [dataset[i] for i in first])
+        with torch.no_grad(), fresh(parts.model):  # tensors that it keeps may be used in training
             with parts.computing():
                 outputs = parts.model(inputs.to(parts.device))
             for name, meter in built_meters(configs).items():
@@ -393,30 +420,55 @@ def check_meters(configs: Config, parts: Evaluated) -> None:
     parts.model.train(training)
 
 
+def build_model(configs: Config, device: torch.device) -> nn.Module:
+    """The network, where and as it is trained."""
+    model: nn.Module = configs.model.build()
+    layout = torch.channels_last if configs.data.channels_last else torch.preserve_format
+    return prepared(model.to(device).to(memory_format=layout), configs)
+
+
 def build_train_loader(
     configs: Config, datasets: dict[str, Dataset], rank: int, size: int, device: torch.device
-) -> tuple[DataLoader, TrainShare]:
+) -> tuple[DataLoader | Batches, TrainShare]:
     """The loader of the training data of rank ``rank`` of ``size``, and its sampler."""
     step = configs.train.batch_size * configs.train.num_batches_per_step
-    processes = loading_processes(device)
-    return train_loader(datasets['train'], step, rank, size, configs.seed, processes)
+    common = datasets['train'], step, rank, size, configs.seed
+    rows = configs.train.batch_size
+    if configs.data.loader is not None:
+        with naming(configs.data.loader):
+            return own_loader(configs.data.loader, *common, rows)
+    return train_loader(*common, build_loading(configs, device), rows)
 
 
 def build_evaluation_loaders(
     configs: Config, datasets: dict[str, Dataset], rank: int, size: int, device: torch.device
-) -> dict[str, DataLoader | Until]:
+) -> dict[str, DataLoader | Batches | Until]:
     """The loaders of the other splits: the samples of rank ``rank`` of ``size``."""
-    processes, batch = loading_processes(device), configs.train.batch_size
+    loading, batch = build_loading(configs, device), configs.train.batch_size
     return {
-        split: evaluation_loader(dataset, batch, rank, size, processes)
+        split: evaluation_loader(dataset, batch, rank, size, loading)
         for split, dataset in datasets.items()
         if split != 'train'
     }
 
 
-def loading_processes(device: torch.device) -> int:
-    """Number of processes that load data: several on GPUs, none on CPUs, whose cores compute."""
-    return torch.get_num_threads() if device.type == 'cuda' else 0
+def build_loading(configs: Config, device: torch.device) -> Loading:
+    """How data is loaded: by default several processes do on GPUs, none on CPUs, whose cores
+    compute.
+
+    Raises:
+        ConfigError: For a way to start processes where there are none.
+    """
+    on_gpu, settings = device.type == 'cuda', configs.data
+    processes = settings.num_workers
+    if processes is None:
+        processes = torch.get_num_threads() if on_gpu else 0
+    if settings.start_method is not None and not processes:
+        raise ConfigError(
+            f'configs.data.start_method = {settings.start_method!r} has no effect, since no '
+            'processes load data: set configs.data.num_workers'
+        )
+    return Loading(processes, settings.start_method, pinned=on_gpu)
 
 
 def parameter_groups(model: nn.Module, bn_separately: bool) -> list[dict[str, Any]]:

@@ -12,21 +12,27 @@ from dgc import Composition
 from dgc.parameter_server import Asynchronous
 from utils.config import Config, ConfigError, blame
 from utils.config.describe import function_name
+from utils.loading import START_METHODS
 from utils.precision import PRECISIONS
 from utils.training.averaging import EveryStep
 
-# The least value of each setting that is a whole number. (None is checked where it is allowed.)
+# The least value of each setting that is a whole number.
 LEAST = {
     'data.num_threads_per_worker': 1,
+    'data.num_workers': 0,
     'train.num_epochs': 1,
     'train.batch_size': 1,
     'train.num_batches_per_step': 1,
     'train.warmup_lr_epochs': 0,
 }
 
+# Those for which None stands for a number that is found out.
+FOUND_OUT = ('data.num_threads_per_worker', 'data.num_workers')
+
 # Settings that None turns off, for modes of training which do not have them.
 SAVED_WITHIN_EPOCHS = ('checkpoint.every_steps', 'checkpoint.every_minutes')
 ROLLBACK = ('rollback.after_skips',)
+OWN_LOADER = ('data.loader',)
 AGREEMENT = ('agreement',)
 MEAN = ('train.clip_mean', 'train.ema')  # of the gradient and of the weights of all ranks
 STEPS = ('train.num_steps',)
@@ -47,7 +53,11 @@ def check_settings(configs: Config) -> None:
     """Raise ConfigError for a number that cannot be meant, and for settings without effect."""
     for path, least in LEAST.items():
         section, name = path.split('.')
-        check_number(f'configs.{path}', configs[section][name], least, int)
+        value = configs[section][name]
+        if value is not None or path not in FOUND_OUT:
+            check_number(f'configs.{path}', value, least, int)
+    check_data(configs.data)
+    check_pipeline(configs.engine.pipeline)
     check_checkpoint(configs.checkpoint)
     check_log(configs.log)
     check_rollback(configs)
@@ -102,6 +112,27 @@ def check_training(configs: Config) -> None:
         check_none(configs, MEAN, f'{averaging}, whose ranks hold parameters of their own')
 
 
+def check_data(settings: Config) -> None:
+    """Raise ConfigError for ways of loading data that there are not."""
+    method = settings.start_method
+    if method not in (None, *START_METHODS):
+        names = ', '.join(START_METHODS)
+        raise ConfigError(f'configs.data.start_method = {method!r}: it is one of {names}')
+    if not isinstance(settings.channels_last, bool):
+        raise ConfigError(f'configs.data.channels_last = {settings.channels_last!r}: expected bool')
+    if settings.loader is not None:
+        check_node('configs.data.loader', settings.loader)
+
+
+def check_pipeline(pipeline: object) -> None:
+    """Raise ConfigError for anything else than True, False and None."""
+    if pipeline not in (True, False, None):
+        raise ConfigError(
+            f'configs.engine.pipeline = {pipeline!r}: it is True, False, or None for True where a '
+            'worker has two cores'
+        )
+
+
 def check_log(settings: Config) -> None:
     """Raise ConfigError for an axis that there is not, or a period that cannot be meant."""
     if settings.axis not in AXES:
@@ -139,8 +170,6 @@ def check_rollback(configs: Config) -> None:
 def check_number(path: str, value: Any, least: float, kind: type) -> None:
     """Raise ConfigError for a value that is not a number of this kind, or is below ``least``."""
     kinds = (int, float) if kind is float else (int,)
-    if value is None and path == 'configs.data.num_threads_per_worker':
-        return
     if isinstance(value, bool) or not isinstance(value, kinds):
         raise ConfigError(f'{path} = {value!r}: expected {kind.__name__}')
     if not value >= least:
@@ -207,6 +236,7 @@ def check_elastic(configs: Config) -> None:
         (ROLLBACK, 'which save no checkpoints to go back to'),
         ((*AGREEMENT, *MEAN), 'whose steps are confirmed by a vote'),
         (STEPS, 'whose epochs have more or fewer steps as workers die and join'),
+        (OWN_LOADER, 'whose shares of the data change when workers join or die'),
     ):
         check_none(configs, names, f'elastic workers, {reason}')
     averaging = function_name(configs.train.averaging)

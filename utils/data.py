@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,7 +13,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
 from datasets import DatasetError
+from datasets.images import Batch
 from utils.config import Config
+from utils.loading import IN_PLACE, Batches, Loading
 from utils.seeding import seed_everything
 
 SPLITS = "{'train': …, 'test': …}"
@@ -45,6 +46,16 @@ class Located(Dataset[Any]):
                 f'configs.dataset: sample {index} of {self.split!r} cannot be read: '
                 f'{type(error).__name__}: {" ".join(str(error).split())}'
             ) from error
+
+    @property
+    def streams(self) -> int | None:
+        """In how many streams samples that continue each other are evaluated; None for others."""
+        return getattr(self.dataset, 'streams', None)
+
+    @property
+    def tokens_per_sample(self) -> int | None:
+        """Of a text; None for other data."""
+        return getattr(self.dataset, 'tokens_per_sample', None)
 
     @property
     def __getitems__(self) -> Callable[[list[int]], Any] | None:
@@ -120,6 +131,8 @@ def check_sample(dataset: Any, split: str) -> None:
 
 def collate(samples: list[Any]) -> Any:
     """The batch of some samples. Raises DatasetError where they do not fit together."""
+    if isinstance(samples, Batch):  # cut from a batch, which is not put together again
+        return [samples.inputs, samples.targets]
     try:
         return default_collate(samples)
     except (TypeError, RuntimeError) as error:
@@ -200,16 +213,76 @@ class TrainShare(Sampler[Any]):
         self.for_processes = False
 
     def __iter__(self) -> Iterator[Any]:
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        order = torch.randperm(self.total, generator=generator)
-        share = order[self.rank :: self.size][: len(self)]
-        indices = share[self.skipped :].tolist()
+        indices = self.order()[self.skipped :]
         if not self.for_processes:
             return iter(indices)
         return (Drawn(index, self.seed + 1_000_003 * self.epoch) for index in indices)
 
+    def order(self) -> list[int]:
+        """The samples of this rank in an epoch."""
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        order = torch.randperm(self.total, generator=generator)
+        return order[self.rank :: self.size][: len(self)].tolist()
+
     def __len__(self) -> int:
         return self.total // self.size
+
+
+class StreamShare(TrainShare):
+    """One rank's share of samples that continue each other: ``rows`` streams of them, side by side.
+
+    All ranks together cut the data into ``rows * size`` streams of equal length. A batch of
+    ``rows`` samples has the next sample of each of this rank's streams, so that row i of a batch
+    continues row i of the one before. The order is the same in every epoch. What is left over at
+    the end of the data is not used.
+
+    Args:
+        dataset, rank, size, seed: See ``TrainShare``.
+        rows: Samples of one backward pass.
+    """
+
+    def __init__(self, dataset: Sized, rank: int, size: int, seed: int, rows: int) -> None:
+        super().__init__(dataset, rank, size, seed)
+        self.rows = rows
+        self.length = self.total // (size * rows)  # of a stream
+
+    def order(self) -> list[int]:
+        """The samples of this rank in an epoch."""
+        starts = [(self.rank * self.rows + row) * self.length for row in range(self.rows)]
+        return [start + step for step in range(self.length) for start in starts]
+
+    def __len__(self) -> int:
+        return self.length * self.rows
+
+
+class EvaluationStreams(Sampler[list[int]]):
+    """Batches of one rank that continue each other, of a number of streams that is the same at any
+    number of ranks: so is what is measured.
+
+    The rows of a batch are the streams of this rank. The last streams may be shorter: a batch has
+    as many rows as the one before, or fewer, and then the first of them go on.
+
+    Args:
+        total: Number of samples, each of which is in one stream.
+        streams: Into how many they are cut.
+        rank, size: Of this rank, and the number of ranks.
+    """
+
+    def __init__(self, total: int, streams: int, rank: int, size: int) -> None:
+        self.total = total
+        self.length = -(-total // streams)
+        self.starts = [
+            stream * self.length
+            for stream in range(rank, streams, size)
+            if stream * self.length < total
+        ]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for step in range(len(self)):
+            yield [start + step for start in self.starts if start + step < self.total]
+
+    def __len__(self) -> int:
+        return min(self.length, self.total - self.starts[0]) if self.starts else 0
 
 
 class Until:
@@ -218,7 +291,7 @@ class Until:
     In asynchronous training the last epoch of a worker ends with the last update of all workers.
     """
 
-    def __init__(self, loader: DataLoader, finished: Callable[[], bool]) -> None:
+    def __init__(self, loader: DataLoader | Batches, finished: Callable[[], bool]) -> None:
         self.loader = loader
         self.batch_size = loader.batch_size
         self.finished = finished
@@ -233,53 +306,89 @@ class Until:
         return len(self.loader)
 
 
-def apart(_number: int) -> None:
-    """Move this process, which loads data, to a process group of its own.
-
-    A launcher signals the group of a rank. The rank acts on that at the end of its step, and needs
-    its processes until then; it ends them itself.
-
-    Args:
-        _number: Of this process among those of its rank.
-    """
-    os.setpgid(0, 0)
+def build_share(dataset: Any, rank: int, size: int, seed: int, rows: int) -> TrainShare:
+    """One rank's share of the training data, in ``rows`` streams where samples continue others."""
+    if getattr(dataset, 'streams', None) is None:
+        return TrainShare(dataset, rank, size, seed)
+    return StreamShare(dataset, rank, size, seed, rows)
 
 
 def train_loader(
-    dataset: Dataset, batch: int, rank: int, size: int, seed: int, processes: int
+    dataset: Dataset,
+    batch: int,
+    rank: int,
+    size: int,
+    seed: int,
+    loading: Loading = IN_PLACE,
+    rows: int | None = None,
 ) -> tuple[DataLoader, TrainShare]:
-    """A loader of full batches, as many on each rank. Raises ValueError if there are none."""
-    share = TrainShare(dataset, rank, size, seed)  # type: ignore[arg-type]
+    """A loader of full batches, as many on each rank.
+
+    Args:
+        dataset: The training data.
+        batch: Samples of this rank in a step.
+        rank, size: Of this rank, and the number of ranks.
+        seed: Of the order.
+        loading: The processes that load data.
+        rows: Samples of one backward pass, where a step has several. None for ``batch``.
+
+    Raises:
+        ValueError: If there are none.
+        ConfigError: If the data set cannot be sent to the processes that load data.
+    """
+    share = build_share(dataset, rank, size, seed, rows or batch)
     if len(share) < batch:
         raise ValueError(
             f'configs.train.batch_size: {len(share)} training samples per worker are fewer than '
             f'one step of {batch}; use smaller batches or fewer workers'
         )
-    share.for_processes = processes > 0
+    loading.check(dataset)
+    share.for_processes = loading.processes > 0
     loader = DataLoader(
         Seeded(dataset) if share.for_processes else dataset,
         batch,
         collate_fn=collate,
         sampler=share,
         drop_last=True,
-        num_workers=processes,
-        persistent_workers=processes > 0,
-        pin_memory=processes > 0,
-        worker_init_fn=apart,
+        **loading.arguments(persistent=True),
     )
     return loader, share
 
 
+def own_loader(
+    node: Config,
+    dataset: Any,
+    batch: int,
+    rank: int,
+    size: int,
+    seed: int,
+    rows: int | None = None,
+) -> tuple[Batches, TrainShare]:
+    """The training batches of the loader that ``configs.data.loader`` makes.
+
+    It is called with `dataset`, the split 'train'; `order`, this rank's samples: it gives their
+    numbers in the order of the current epoch, each time it is iterated over; and `batch_size`.
+    """
+    share = build_share(dataset, rank, size, seed, rows or batch)
+    loader = node.build(dataset=dataset, order=share, batch_size=batch)
+    return Batches(loader, share, batch), share
+
+
 def evaluation_loader(
-    dataset: Dataset, batch: int, rank: int, size: int, processes: int
+    dataset: Dataset, batch: int, rank: int, size: int, loading: Loading = IN_PLACE
 ) -> DataLoader:
-    """A loader of each sample on one rank. Shares may differ by one: use no collectives in it."""
-    share = range(rank, len(dataset), size)  # type: ignore[arg-type]
+    """A loader of each sample on one rank. Shares may differ in length: use no collectives in it.
+
+    Samples that continue each other come in streams, whose number the data set says.
+    """
+    total, streams = len(dataset), getattr(dataset, 'streams', None)  # type: ignore[arg-type]
+    order: dict[str, Any] = {'batch_size': batch, 'sampler': range(rank, total, size)}
+    if streams is not None:
+        order = {'batch_sampler': EvaluationStreams(total, streams, rank, size)}
+    loading.check(dataset)
     return DataLoader(
         dataset,
-        batch,
         collate_fn=collate,
-        sampler=share,
-        num_workers=processes,
-        worker_init_fn=apart,
+        **order,
+        **loading.arguments(persistent=False),
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from dgc import LocalSteps
 from dgc.composition import Composition
-from utils.build import Parts
+from utils.build import Parts, ranking
 from utils.config import Config
 from utils.folder import writing
 
@@ -33,6 +33,7 @@ def write_facts(folder: Path, configs: Config, more: Mapping[str, Any]) -> None:
         'command': sys.argv,
         'epochs': configs.train.num_epochs,
         'metric': configs.train.metric,
+        'better': ranking(configs).better,
         **more,
         'settings': {name: repr(value) for name, value in configs.flat().items()},
     }

@@ -36,9 +36,9 @@ def metrics_lines(
 
 
 def untimed(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of a line but for seconds, which differ from run to run; also those of ranks."""
+    """The numbers of a line, also of its ranks, but for seconds and speeds, which differ."""
     return {
         name: untimed(value) if isinstance(value, dict) else value
         for name, value in numbers.items()
-        if not name.startswith('seconds/')
+        if not name.startswith(('seconds/', 'speed/'))
     }

@@ -26,6 +26,7 @@ from utils.facts import predicted_bytes, synchronous_facts, write_facts
 from utils.files import replacing, saving
 from utils.folder import check_writable, prepare_folder, writing
 from utils.lines import metrics_lines
+from utils.meters import QUALITY
 from utils.naming import UNNAMED
 
 EMPTY: Mapping[str, list[float]] = {}
@@ -68,7 +69,7 @@ class Metrics:
     def append(
         self, numbers: Mapping[str, float], ranks: Mapping[str, list[float]] = EMPTY
     ) -> None:
-        """Write a line, and print its losses and accuracies.
+        """Write a line, and print its losses and other meters.
 
         Args:
             numbers: Of the epoch.
@@ -76,7 +77,7 @@ class Metrics:
         """
         with saving(self._path), self._path.open('a') as file:
             file.write(json.dumps({**numbers, **({'ranks': dict(ranks)} if ranks else {})}) + '\n')
-        shown = {k: v for k, v in numbers.items() if k.startswith(('loss/', 'acc/'))}
+        shown = {k: v for k, v in numbers.items() if k.startswith(QUALITY)}
         text = ', '.join(f'{k} {v:.4g}' for k, v in shown.items())
         print(f'epoch {numbers["epoch"]}: {text}', flush=True)
 
@@ -217,7 +218,7 @@ def hparams_of(configs: Config) -> dict[str, Any]:
 def cost(parts: Parts) -> str:
     """One line: the memory and the messages of compression on each worker."""
     buckets, numel = parts.optimizer.buckets, sum(b.numel for b in parts.optimizer.buckets)
-    memory = sum(4 * bucket.numel * len(bucket.buffers) for bucket in buckets)
+    memory = sum(flat.nbytes for bucket in buckets for flat in bucket.buffers.values())
     sent, uncompressed = predicted_bytes(parts)
     return (
         f'{numel:,} parameters in {len(buckets)} buckets; {memory / 1e6:,.1f} MB of memory for '

@@ -15,12 +15,13 @@ from dgc import Engine
 from dgc.engines import detect
 from dgc.parameter_server import WorkerOptimizer
 from dgc.reducer import Progress
-from utils.build import Parts
+from utils.build import Parts, ranking
 from utils.checkpoint import Checkpoints, Position, file_name
 from utils.config import Config
 from utils.lines import metrics_lines
 from utils.log import Log
 from utils.magnitudes import Magnitudes
+from utils.meters import Ranking
 from utils.terminal import duration, shown
 
 STEPS_BETWEEN_LOSSES = 50
@@ -208,6 +209,9 @@ class EpochMeters:
         self, parts: Parts, log: Log, epoch: int, histogram_steps: int | None = None
     ) -> None:
         self.step = 0
+        self._skipped = 0
+        self._dataset = getattr(parts.loaders['train'], 'dataset', None)
+        self._samples_per_step = parts.samples_per_step
         self._first = epoch * len(parts.loaders['train'])
         self._magnitudes = Magnitudes(parts, log, histogram_steps, self._first)
         self.phases = PhaseTimer(parts.optimizer.progress)
@@ -225,8 +229,21 @@ class EpochMeters:
 
     def measured(self) -> dict[str, float]:
         """The measurements of the epoch, by name in metrics.jsonl. A collective."""
-        mean = self.losses.mean()
-        return {**self.phases.measured(), **({} if mean is None else {'loss/train': mean})}
+        mean, phases = self.losses.mean(), self.phases.measured()
+        return {
+            **phases,
+            **self._speed(phases['seconds/train']),
+            **({} if mean is None else {'loss/train': mean}),
+        }
+
+    def _speed(self, seconds: float) -> dict[str, float]:
+        """Samples of all workers per second and, of a text, tokens."""
+        samples = (self.step - self._skipped) * self._samples_per_step / max(seconds, 1e-9)
+        tokens = getattr(self._dataset, 'tokens_per_sample', None)
+        return {
+            'speed/samples': samples,
+            **({} if tokens is None else {'speed/tokens': tokens * samples}),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """The measurements so far."""
@@ -238,7 +255,7 @@ class EpochMeters:
 
     def skip(self, steps: int) -> None:
         """Leave out steps that another number of ranks made, whose losses are not known here."""
-        self.step = steps
+        self.step = self._skipped = steps
         self.losses.skip(steps)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -273,7 +290,7 @@ def closing_table(folder: Path, configs: Config, engine: Engine) -> None:
         return
     total = {name: sum(e.get(name, 0) for e in epochs) for name in epochs[-1] if '/' in name}
     rows = {
-        **best_row(metric, epochs),
+        **best_row(metric, epochs, ranking(configs)),
         'bytes sent': bytes_row(total),
         'density': f'{epochs[-1]["ratio"]:.4%} of the elements sent in the last epoch',
         **{
@@ -312,12 +329,19 @@ def best_model(folder: Path) -> Path | None:
     return checkpoints.folder / file_name(position, 0, saved[position])
 
 
-def best_row(metric: str | None, epochs: Sequence[dict[str, float]]) -> dict[str, str]:
+def best_row(
+    metric: str | None, epochs: Sequence[dict[str, float]], which: Ranking
+) -> dict[str, str]:
     """The metric at the end and at its best; nothing where there is no metric."""
     if metric is None:
         return {}
-    best = max(epoch[metric] for epoch in epochs)
-    return {metric: f'{epochs[-1][metric]:.2f} at the end, {best:.2f} best'}
+    best = which.best(epoch[metric] for epoch in epochs)
+    return {metric: f'{digits(epochs[-1][metric])} at the end, {digits(best)} best'}
+
+
+def digits(value: float) -> str:
+    """A measurement: two decimals, or four significant digits of a small one, as of a loss."""
+    return f'{value:.2f}' if abs(value) >= 10 or value == 0 else f'{value:.4g}'
 
 
 def bytes_row(total: dict[str, float]) -> str:

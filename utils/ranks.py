@@ -27,8 +27,8 @@ def residual_norm(parts: Parts) -> dict[str, float]:
     held = [bucket.buffers[name] for bucket in parts.optimizer.buckets if name in bucket.buffers]
     if not held:
         return {}
-    norms = torch.stack([torch.linalg.vector_norm(each).double() for each in held])
-    return {'norm/residual': float(torch.linalg.vector_norm(norms))}
+    norms = [torch.linalg.vector_norm(each, dtype=torch.float32).double() for each in held]
+    return {'norm/residual': float(torch.linalg.vector_norm(torch.stack(norms)))}
 
 
 def of_each_rank(parts: Parts, numbers: Mapping[str, float]) -> dict[str, list[float]]:

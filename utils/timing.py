@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from dgc.profile import Profile, profile
 from utils.config import Config
@@ -21,7 +20,7 @@ def measure_step(
     configs: Config,
     model: nn.Module,
     criterion: nn.Module,
-    loader: DataLoader,
+    loader: Iterable[list[Tensor]],
     device: torch.device,
 ) -> Profile:
     """Measure when each gradient of a step is complete, on a copy of the model."""

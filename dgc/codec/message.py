@@ -28,6 +28,8 @@
     qsgd8       6  4·⌈k/512⌉ + k               as int8, rounded at random
     qsgd4       7  4·⌈k/128⌉ + k/2             as int4, rounded at random
     qsgd2       8  4·⌈k/64⌉ + k/4              a float32 per block of 64 values, then -1, 0 or 1
+    ternary    16  4·⌈k/512⌉ + k/5             a float32 per block of 512, then five numbers a byte
+    natural    17  4 + k                       a float32 scale, then signs and powers of two
 
 Sections follow each other without gaps, so the values may begin at any byte. The length of each is
 known from n and k. The header repeats the whole length for programs that only carry messages, and
@@ -66,8 +68,8 @@ class Codec:
     Indices are exact, values rounded as their coding defines.
 
     Args:
-        values: a name in VALUES: 'fp32', 'fp16', 'bf16', 'int8', 'int4', 'sign', 'qsgd8', 'qsgd4'
-            or 'qsgd2'.
+        values: a name in VALUES: 'fp32', 'fp16', 'bf16', 'int8', 'int4', 'sign', 'qsgd8', 'qsgd4',
+            'qsgd2', 'ternary' or 'natural'.
         indices: a name in INDICES: 'int64', 'int32' or 'packed' for sparse messages, 'none' for
             dense ones.
 

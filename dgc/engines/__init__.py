@@ -68,6 +68,7 @@ def create(
     name: str | None = None,
     device: torch.device | str = 'cpu',
     patience: Patience | None = None,
+    pipeline: bool | None = None,
 ) -> Engine:
     """Create an engine of this process.
 
@@ -81,6 +82,8 @@ def create(
         device: Of the tensors that it carries.
         patience: How long its calls wait for other ranks; by default 30 s until a warning names
             them, and as long as ``Patience.limit`` computes until the wait is given up.
+        pipeline: Whether a bucket's message is made on a thread of its own while the bucket before
+            it is sent; by default where a rank has two cores or more.
 
     Raises:
         EngineError: If there is no such engine, it cannot start, its world size is not the number
@@ -100,6 +103,7 @@ def create(
         engine = LocalEngine()
     else:
         raise unknown(name)
+    engine.pipeline = pipeline
     check_size(engine)
     # Each process that the launcher started may have started more, and made the group of all.
     if engine.size != launcher.size and not launcher.size < engine.size == in_group:
@@ -140,6 +144,7 @@ def run(
     size: int = 1,
     device: torch.device | str = 'cpu',
     patience: Patience | None = None,
+    pipeline: bool | None = None,
 ) -> T:
     """Run ``worker(engine)`` on this rank and return its result.
 
@@ -150,6 +155,7 @@ def run(
             that of rank 0. Must be 1 for other engines, whose world size the launcher sets.
         device: Of the tensors that the engine carries.
         patience: As for ``create``; the simulated engine reports a deadlock at once.
+        pipeline: As for ``create``; the simulated engine has none.
 
     Raises:
         EngineError: If the settings contradict each other or the launcher.
@@ -168,7 +174,7 @@ def run(
             f'a size of {size} is for the engine simulated; for {name or "any other"}, '
             'set the number of workers in the launcher'
         )
-    engine = create(name, device, patience)
+    engine = create(name, device, patience, pipeline)
     result = worker(engine)
     engine.close()  # not after an error: peers may have died, and closing would wait for them
     return result

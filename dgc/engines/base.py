@@ -1,31 +1,32 @@
-"""The engine interface: collectives between ranks, called from one communication thread."""
+"""The engine interface: collectives between ranks, called from one communication thread.
+
+Collectives of one group are matched across ranks by their order. If two threads of a rank called
+them, that order would depend on scheduling, and different tensors would be summed without an error.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import atexit
 import gc
-import queue
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from dgc.engines.cores import available_cores
+from dgc.engines.jobs import EngineError as EngineError  # others import it from here
+from dgc.engines.jobs import JobThread
 from dgc.engines.pace import Pace
 
 T = TypeVar('T')
 MOST = 4  # engines of one process before garbage is collected to find free ones
-Job = tuple[Future[Any], Callable[[], Any]]  # the future that receives the result of the call
-
-
-class EngineError(RuntimeError):
-    """The engine cannot be started, or does not fit the launcher that started the process."""
+EXIT_SECONDS = 1.0  # that the end of a process waits for jobs that are not complete
 
 
 class StalledError(EngineError):
@@ -83,92 +84,6 @@ class Traffic:
     clock_seconds: float = 0.0
 
 
-class CommunicationThread:
-    """Runs jobs one after another, in the order in which they were submitted.
-
-    Collectives of one group are matched across ranks by their order. If two threads of a rank
-    called them, that order would depend on scheduling, and different tensors would be summed
-    without an error. The thread is a daemon, so that a process whose peers died can exit.
-    """
-
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # None ends the thread
-        self._stopped: str | None = None  # why later jobs are refused
-        self._current: Future[Any] | None = None  # that of the job that runs
-        self.busy_since: float | None = None  # when that job began, by time.perf_counter
-        self._thread = threading.Thread(target=self._serve, name='dgc-engine', daemon=True)
-        self._thread.start()
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the caller runs on this thread."""
-        return threading.current_thread() is self._thread
-
-    def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Queue ``job``. Raises EngineError after ``stop()``, when no thread would run it."""
-        if self._stopped is not None:
-            raise EngineError(self._stopped)
-        future: Future[T] = Future()
-        self._jobs.put((future, job))
-        return future
-
-    def stop(self) -> None:
-        """Run all jobs that were submitted, then end the thread.
-
-        Joining it also releases the tensors that its last job refers to.
-        """
-        self.end(None)
-
-    def end(self, seconds: float | None) -> bool:
-        """Accept no job any more; wait until those that were submitted have run.
-
-        Args:
-            seconds: How long to wait for them; None without a limit.
-
-        Returns:
-            Whether they have run, and the thread has ended.
-        """
-        self._stopped = 'the engine is closed: nothing can be sent any more'
-        self._jobs.put(None)
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
-
-    def fail(self, error: Exception) -> None:
-        """Raise ``error`` in place of the results of all jobs that are not complete.
-
-        The thread itself cannot leave the call in which it waits: it runs no job after it.
-        """
-        self._stopped = f'the engine has failed: {error}'
-        if self._current is not None:
-            self._give(self._current, error=error)
-        with contextlib.suppress(queue.Empty):
-            while True:
-                if (queued := self._jobs.get_nowait()) is not None:
-                    self._give(queued[0], error=error)
-
-    def _serve(self) -> None:
-        while (queued := self._jobs.get()) is not None:
-            self._current, job = queued
-            self.busy_since = time.perf_counter()
-            try:
-                self._give(self._current, result=job())
-            except BaseException as error:  # raised again by future.result()
-                self._give(self._current, error=error)
-            self.busy_since = self._current = None
-            del queued, job  # they may refer to tensors
-
-    @staticmethod
-    def _give(
-        future: Future[Any], result: object = None, error: BaseException | None = None
-    ) -> None:
-        """Complete a future, unless ``fail`` has done so."""
-        with contextlib.suppress(InvalidStateError):
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(error)
-
-
 class Engine(ABC):
     """Collectives among ``size`` ranks.
 
@@ -188,6 +103,8 @@ class Engine(ABC):
         is_shared: whether there are duplicates of this engine, or it is one: several reducers of
             this process send at a time.
         is_closed: whether ``close()`` was called.
+        pipeline: whether ``beside`` has a thread of its own; None where a rank has two cores.
+            Ranks may differ in it.
     """
 
     name = ''
@@ -203,13 +120,15 @@ class Engine(ABC):
         self.user: Callable[[], object] = no_user
         self.is_shared = False
         self.is_closed = False
+        self.pipeline: bool | None = None
         self._duplicates: list[Engine] = []
         self._calls = 0
         self._running: Callable[[], Any] | None = None  # the call that is not complete
         self._moved = 0.0  # when a call began or ended last, by time.perf_counter
         self._sends = 0  # bytes, in the call that is not complete
         self._pace = Pace()
-        self._thread = CommunicationThread() if self.has_thread else None
+        self._thread = JobThread('dgc-engine') if self.has_thread else None
+        self._computing: JobThread | None = None
 
     @property
     def clock(self) -> float:
@@ -226,6 +145,40 @@ class Engine(ABC):
         except Exception as error:  # raised again by future.result()
             future.set_exception(error)
         return future
+
+    @property
+    def is_pipelined(self) -> bool:
+        """Whether ``beside`` runs its jobs beside the engine's calls."""
+        if self.pipeline is not None:
+            return self.pipeline
+        return self.has_thread and self.size > 1 and self._has_spare_core
+
+    @cached_property
+    def _has_spare_core(self) -> bool:
+        """Whether each rank of this machine has a core beside that of its backward pass."""
+        return available_cores() >= 2 * self.local_size
+
+    def beside(self, job: Callable[[], T]) -> Callable[[], T]:
+        """Return a function that returns the result of ``job``, which makes no call of the engine.
+
+        Where the engine is pipelined, ``job`` is queued now, and runs on a thread of its own beside
+        the engine's calls, after those that were queued before. Else it runs when the result is
+        asked for.
+        """
+        if not self.is_pipelined:
+            return job
+        if self._thread is not None:
+            self._thread.check_open()
+        if self._computing is None:
+            self._computing = JobThread('dgc-compute')
+            # A thread that is in a kernel when the interpreter ends would abort the process.
+            atexit.register(self._computing.end, EXIT_SECONDS)
+        return self._computing.submit(job).result
+
+    def drain(self) -> None:
+        """Return when all jobs of ``beside`` that were queued have run."""
+        if self._computing is not None and not self.is_closed:
+            self._computing.submit(lambda: None).result()
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum ``tensor``, of any shape, over the ranks, in place; returns it."""
@@ -290,6 +243,9 @@ class Engine(ABC):
             duplicate.close()
         if self._thread is not None:
             self._thread.stop()
+        if self._computing is not None:  # after the jobs above, which wait for its results
+            atexit.unregister(self._computing.end)
+            self._computing.stop()
 
     def for_reducer(self, device: torch.device | str) -> Engine:
         """Return an engine of the same ranks that no reducer uses. A collective.
@@ -316,6 +272,7 @@ class Engine(ABC):
             if not count:
                 return engine
         duplicate = self._duplicate()
+        duplicate.pipeline = self.pipeline
         self._duplicates.append(duplicate)
         self.is_shared = duplicate.is_shared = True
         return duplicate
@@ -344,6 +301,12 @@ class Engine(ABC):
             self._thread.fail(error)
 
     def _call(self, job: Callable[[], T], sent: int, received: int, messages: int) -> T:
+        if self._computing is not None and self._computing.is_current:
+            # Queued, the call might be behind a bucket that waits for what makes it.
+            raise EngineError(
+                'a clipping, transform, memory or compressor called the engine while the bucket '
+                "before was being sent: set the engine's pipeline to False"
+            )
         # A job that is already on the engine's thread calls directly: queued behind itself, it
         # would wait for ever.
         if self._thread is not None and not self._thread.is_current:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from dgc.engines.base import Engine, EngineError
+from dgc.engines.base import EXIT_SECONDS, Engine, EngineError
 from dgc.engines.launchers import detect
 from dgc.engines.place import place
 from dgc.engines.watch import Patience, reported, watch
@@ -34,7 +34,6 @@ all_gather_single = getattr(dist, 'all_gather_single', None) or dist.all_gather_
 stores: list[Store] = []
 
 START_SECONDS = 1800  # until all ranks have started
-EXIT_SECONDS = 1.0  # that the end of a process waits for a call that is not complete
 made: Counter[tuple[int, ...]] = Counter()  # groups of some ranks that were made, by these ranks
 
 

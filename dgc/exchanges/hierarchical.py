@@ -98,7 +98,9 @@ class Hierarchical(Exchange):
         if not moved:
             moved['done'] = True
             for flat in bucket.buffers.values():
-                machine.reduce(flat)
+                wide = flat.float()  # of bfloat16 a copy
+                machine.reduce(wide)
+                flat.copy_(wide)
                 if machine.rank:
                     flat.zero_()
         if machine.rank:

@@ -4,6 +4,7 @@ from dgc.memory.averaged_momentum import AveragedMomentum
 from dgc.memory.base import Memory
 from dgc.memory.decoupled_momentum import DecoupledMomentum
 from dgc.memory.first_moment import FirstMoment
+from dgc.memory.local_momentum import LocalMomentum
 from dgc.memory.momentum_correction import MomentumCorrection
 from dgc.memory.none import NoMemory
 from dgc.memory.residual import Residual
@@ -13,6 +14,7 @@ __all__ = [
     'AveragedMomentum',
     'DecoupledMomentum',
     'FirstMoment',
+    'LocalMomentum',
     'Memory',
     'MomentumCorrection',
     'NoMemory',

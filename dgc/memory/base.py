@@ -1,7 +1,7 @@
 """Error feedback: what each rank keeps of its gradients and adds to later ones.
 
-A memory is a rule without storage: its float32 tensors ``[n]`` live in the bucket, which saves them
-by parameter name. ``select`` makes the message of a step in two parts, which a fused kernel may do
+A memory is a rule without storage: its tensors ``[n]`` live in the bucket, which saves them by
+parameter name. ``select`` makes the message of a step in two parts, which a fused kernel may do
 in one pass over memory:
 
     compensate   corrected = residual (or velocity) + gradient
@@ -13,13 +13,23 @@ After the exchange, ``update`` makes the residual of the next step:
     add_error    quantization error and truncation error return to it
 
 Removal obeys, bit for bit: sent + residual = corrected. SAMomentum has a law of its own.
+
+Some memories can keep their tensors in bfloat16 (``dtype='bfloat16'``), half of the bytes. What
+``compensate`` computes in float32 is then rounded at random (``dgc.ops.rounding``), and what is
+sent is taken from the rounded numbers. The law above holds for these bit for bit, and
+
+    corrected = residual (or velocity) + gradient + ε,  E[ε] = 0,  |ε| < 2⁻⁷·|corrected|
+
+for each element and step; in the normal range of float32, and of a momentum as well. Seeds are
+those of ``Bucket.next_seed``: other ones for each rank, bucket and step, the same on resuming.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -29,15 +39,20 @@ from dgc.compressors.base import Compressor
 from dgc.corrected import Corrected
 from dgc.exchanges.base import Exchanged
 from dgc.ops import Update
+from dgc.ops.rounding import Keys, add_rounded, draws, rounded
+from dgc.ops.uniform import keys
 from dgc.sparse import Sparse
 from dgc.state import Elements, Entries
+
+DTYPES = ('float32', 'bfloat16')
 
 
 class Memory(ABC):
     """The error feedback of one rank.
 
     Attributes:
-        buffers: Names of the float32 tensors ``[n]`` that a bucket holds for this memory.
+        buffers: Names of the tensors ``[n]`` that a bucket holds for this memory.
+        dtype: Their type, 'float32' or 'bfloat16'.
         unsent: The one of ``buffers`` in which unsent elements add up; '' for none.
         holds_momentum: The velocity is kept here, so the optimizer must not apply momentum again.
         needs_mean: ``update`` reads the mean over the ranks, which no parameter server returns.
@@ -48,6 +63,7 @@ class Memory(ABC):
     """
 
     buffers: tuple[str, ...] = ()
+    dtype = 'float32'
     unsent = ''
     holds_momentum = False
     feeds_back = True
@@ -57,7 +73,7 @@ class Memory(ABC):
 
     def state_for(self, spec: BucketSpec) -> Entries:
         """Declare the tensors of ``buffers``; ranks' residuals add up."""
-        return {name: Elements() for name in self.buffers}
+        return {name: Elements(dtype=getattr(torch, self.dtype)) for name in self.buffers}
 
     def check(self, momentum: float, nesterov: bool) -> None:
         """Raise ValueError where this memory has no rule for an optimizer's momentum."""
@@ -88,6 +104,32 @@ class Memory(ABC):
         needs a pass of its own.
         """
         return ()
+
+    def rounding(self, bucket: Bucket) -> Keys | None:
+        """Return new keys of the numbers by which tensors are rounded; None for float32."""
+        return None if self.dtype == 'float32' else keys(bucket.next_seed())
+
+    def widened(self, bucket: Bucket) -> dict[str, Tensor]:
+        """Return the tensors of ``buffers`` in float32: they themselves, or copies."""
+        return {name: bucket.buffers[name].float() for name in self.buffers}
+
+    def keep(self, bucket: Bucket, wide: Mapping[str, Tensor]) -> None:
+        """Make what became of ``widened`` the tensors of ``buffers``, and round ``wide`` alike."""
+        seed = self.rounding(bucket)
+        if seed is None:
+            return
+        of_unsent, of_momentum = draws(seed, torch.arange(bucket.numel, device=bucket.device))
+        for name, tensor in wide.items():
+            draw = of_unsent if name == self.unsent else of_momentum
+            tensor.copy_(bucket.buffers[name].copy_(rounded(tensor, draw)))
+
+    def add(self, bucket: Bucket, name: str, part: Sparse) -> None:
+        """Compute ``buffer += part`` for one of ``buffers``."""
+        seed = self.rounding(bucket)
+        if seed is None:
+            part.add_to(bucket.buffers[name])
+        else:
+            add_rounded(bucket.buffers[name], part, seed)
 
     def corrected(self, bucket: Bucket) -> Corrected:
         """Return what ``compensate`` computes, deferred where a fused kernel can compute it."""
@@ -123,6 +165,18 @@ class Memory(ABC):
         self.remove_sent(bucket, selected if exchanged.sent is None else exchanged.sent)
         if exchanged.error is not None:
             self.add_error(bucket, exchanged.error)
+
+
+def storage_type(dtype: str | torch.dtype) -> str:
+    """Return the name of a memory's ``dtype``.
+
+    Raises:
+        ValueError: Where memories are not kept in that type.
+    """
+    name = str(dtype).removeprefix('torch.')
+    if name not in DTYPES:
+        raise ValueError(f"a memory's dtype must be one of {list(DTYPES)}, got {name!r}")
+    return name
 
 
 def deferred(bucket: Bucket, residual: Tensor, update: Update | None = None) -> Corrected:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from dgc.buckets import Bucket
 from dgc.corrected import Corrected
-from dgc.memory.base import Memory, clear, deferred
+from dgc.memory.base import Memory, clear, deferred, storage_type
 from dgc.ops import Update, is_fused, is_native
 from dgc.sparse import Sparse
 
@@ -28,6 +29,11 @@ class MomentumCorrection(Memory):
 
     Args:
         momentum_masking: Zero ``u`` at the positions that were sent.
+        dtype: Of u and v: 'float32', 8 bytes per element, or 'bfloat16', 4 (``dgc.memory.base``
+            says what is conserved then).
+
+    Raises:
+        ValueError: For another type.
     """
 
     buffers = ('momentum', 'velocity')
@@ -35,16 +41,24 @@ class MomentumCorrection(Memory):
     holds_momentum = True
     continues = True
 
-    def __init__(self, momentum_masking: bool = True) -> None:
+    def __init__(self, momentum_masking: bool = True, dtype: str | torch.dtype = 'float32') -> None:
         self.momentum_masking = momentum_masking
+        self.dtype = storage_type(dtype)
 
     def compensate(self, bucket: Bucket) -> Tensor:
         """Momentum, then accumulation; return the accumulated velocity ``v[n]``."""
-        u, v, gradient = bucket.buffers['momentum'], bucket.buffers['velocity'], bucket.contribution
-        if not bucket.continued:
-            self._accumulate(bucket, u, v, gradient)
-            return v
-        parts = zip(*map(bucket.views, (u, v, gradient)), strict=True)
+        wide = self.widened(bucket)
+        u, v = wide['momentum'], wide['velocity']
+        if bucket.continued:
+            self._continue(bucket, u, v)
+        else:
+            self._accumulate(bucket, u, v, bucket.contribution)
+        self.keep(bucket, wide)
+        return v
+
+    def _continue(self, bucket: Bucket, u: Tensor, v: Tensor) -> None:
+        """Update u and v by further parts of gradients, and by gradients that begin."""
+        parts = zip(*map(bucket.views, (u, v, bucket.contribution)), strict=True)
         for (name, of_u), (_, of_v), (_, part) in parts:
             if name not in bucket.continued:
                 self._accumulate(bucket, of_u, of_v, part)
@@ -53,7 +67,6 @@ class MomentumCorrection(Memory):
             factor = bucket.momentum if bucket.nesterov else 1.0
             of_u.add_(part, alpha=factor)
             of_v.add_(part, alpha=1 + factor if bucket.nesterov else 1.0)
-        return v
 
     def _accumulate(self, bucket: Bucket, u: Tensor, v: Tensor, gradient: Tensor) -> None:
         """Update u and v of some elements by the formulas of the class."""
@@ -79,7 +92,8 @@ class MomentumCorrection(Memory):
             return super().corrected(bucket)
         u, v = bucket.buffers['momentum'], bucket.buffers['velocity']
         into = bucket.renew(self.renewed(bucket))
-        update = Update(bucket.contribution_pieces, u, bucket.momentum, bucket.nesterov, into)
+        pieces, seed = bucket.contribution_pieces, self.rounding(bucket)
+        update = Update(pieces, u, bucket.momentum, bucket.nesterov, into, seed)
         return deferred(bucket, v, update)
 
     def remove_sent(self, bucket: Bucket, sent: Sparse) -> None:
@@ -90,4 +104,4 @@ class MomentumCorrection(Memory):
 
     def add_error(self, bucket: Bucket, error: Sparse) -> None:
         """``v += error``; the momentum needs no correction."""
-        error.add_to(bucket.buffers['velocity'])
+        self.add(bucket, 'velocity', error)

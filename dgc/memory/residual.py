@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from dgc.buckets import Bucket
 from dgc.corrected import Corrected
-from dgc.memory.base import Memory, clear, deferred
+from dgc.memory.base import Memory, clear, deferred, storage_type
 from dgc.ops import Update, is_fused, is_native
 from dgc.sparse import Sparse
 
@@ -19,28 +20,34 @@ class Residual(Memory):
     Args:
         decay: The residual is multiplied by it before a gradient is added: 1 keeps everything;
             below 1 stale residuals fade (SparseLoCo, arXiv 2508.15706).
+        dtype: Of the residual: 'float32', 4 bytes per element, or 'bfloat16', 2
+            (``dgc.memory.base`` says what is conserved then).
 
     Raises:
-        ValueError: For a decay outside (0, 1].
+        ValueError: For a decay outside (0, 1], or another type.
     """
 
     buffers = ('residual',)
     unsent = 'residual'
     continues = True
 
-    def __init__(self, decay: float = 1.0) -> None:
+    def __init__(self, decay: float = 1.0, dtype: str | torch.dtype = 'float32') -> None:
         if not 0 < decay <= 1:
             raise ValueError(f'decay must be above 0 and at most 1, got {decay}')
         self.decay = decay
+        self.dtype = storage_type(dtype)
 
     def compensate(self, bucket: Bucket) -> Tensor:
         """``residual ← decay·residual + gradient``."""
-        residual = bucket.buffers['residual']
+        wide = self.widened(bucket)
+        residual = wide['residual']
         if self.decay != 1:
             for name, part in bucket.views(residual) if bucket.continued else [('', residual)]:
                 if name not in bucket.continued:
                     part.mul_(self.decay)
-        return residual.add_(bucket.contribution)
+        residual.add_(bucket.contribution)
+        self.keep(bucket, wide)
+        return residual
 
     def renewed(self, bucket: Bucket) -> Sequence[str]:
         """The residual, where the C++ kernel adds the gradient."""
@@ -57,7 +64,8 @@ class Residual(Memory):
             return super().corrected(bucket)
         residual = bucket.buffers['residual']
         into = bucket.renew(self.renewed(bucket))
-        return deferred(bucket, residual, Update(bucket.contribution_pieces, into=into))
+        pieces, seed = bucket.contribution_pieces, self.rounding(bucket)
+        return deferred(bucket, residual, Update(pieces, into=into, rounding=seed))
 
     def remove_sent(self, bucket: Bucket, sent: Sparse) -> None:
         """``residual ← 0`` at the positions that were sent."""
@@ -65,4 +73,4 @@ class Residual(Memory):
 
     def add_error(self, bucket: Bucket, error: Sparse) -> None:
         """``residual += error``."""
-        error.add_to(bucket.buffers['residual'])
+        self.add(bucket, 'residual', error)

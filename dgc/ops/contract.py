@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from dgc.ops.rounding import Keys
 from dgc.sparse import Sparse
 
 FUSED_TYPES = (torch.float32, torch.bfloat16, torch.float16)  # of gradients
@@ -32,11 +33,14 @@ class Update(NamedTuple):
     Attributes:
         gradients: ``g`` in pieces: flat tensors, all float32, bfloat16 or float16, whose
             concatenation is ``g[n]``.
-        momentum_buffer: ``u``, float32 ``[n]``, updated in place; or ``None``.
+        momentum_buffer: ``u``, of the type of ``v``, ``[n]``, updated in place; or ``None``.
         momentum: ``m``.
         nesterov: whether the third rule is used, given a momentum buffer.
-        into: float32 ``[n]``, apart from all others: ``v``, and ``u`` where there is one, are
-            written there, and the present ones stay as they are. Empty to update in place.
+        into: ``[n]``, of the type of ``v`` and apart from all others: ``v``, and ``u`` where there
+            is one, are written there, and the present ones stay as they are. Empty to update in
+            place.
+        rounding: Where ``u`` and ``v`` are bfloat16, the keys of the random numbers by which the
+            results, computed in float32, are rounded (``dgc.ops.rounding``); else ``None``.
     """
 
     gradients: Sequence[Tensor]
@@ -44,6 +48,7 @@ class Update(NamedTuple):
     momentum: float = 0.0
     nesterov: bool = False
     into: Sequence[Tensor] = ()
+    rounding: Keys | None = None
 
     @property
     def gradient(self) -> Tensor:
@@ -128,7 +133,8 @@ class Target(NamedTuple):
 class Kernels(Protocol):
     """A module with these functions, whose results equal those of ``dgc.ops.reference``.
 
-    ``accumulated`` is the residual ``v`` of :class:`Update`, float32 ``[n]``.
+    ``accumulated`` is the residual ``v`` of :class:`Update`, float32 or bfloat16 ``[n]``; so are
+    the ``values`` that ``collect`` searches.
     """
 
     __name__: str

@@ -44,12 +44,13 @@ def collect(values: Tensor, threshold: float, limit: int) -> Found:
 def sample(accumulated: Tensor, update: Update, positions: Tensor) -> Tensor:
     """Compute ``reference.sample``, reading only ``positions``, whose bounds are not checked."""
     gradient, u, momentum, nesterov = _arguments(accumulated, update)
+    first_key, second_key = _keys(accumulated, update)
     positions = positions.contiguous()
     magnitudes = torch.empty(positions.numel(), dtype=torch.float32, device=accumulated.device)
     with torch.cuda.device_of(accumulated):
         _sample_kernel[_grid(positions.numel())](
             gradient, u, accumulated, positions, magnitudes, positions.numel(), momentum,
-            nesterov=nesterov, **OPTIONS,
+            first_key, second_key, nesterov=nesterov, **OPTIONS,
         )  # fmt: skip
     return magnitudes
 
@@ -57,6 +58,7 @@ def sample(accumulated: Tensor, update: Update, positions: Tensor) -> Tensor:
 def _search(v: Tensor, update: Update | None, threshold: float, limit: int) -> Found:
     """Apply the update to ``v[n]``, if any, and find the elements at or above the threshold."""
     gradient, u, momentum, nesterov = _arguments(v, update)
+    first_key, second_key = _keys(v, update)
     n, device = v.numel(), v.device
     grid, lowest, room = _grid(n), _lowest_wanted(threshold), min(limit, n)
     found = torch.zeros(1, dtype=torch.int64, device=device)
@@ -65,8 +67,8 @@ def _search(v: Tensor, update: Update | None, threshold: float, limit: int) -> F
     values = torch.empty(room, dtype=torch.float32, device=device)
     with torch.cuda.device_of(v):
         _search_kernel[grid](
-            gradient, u, v, n, momentum, lowest, room, found, counts, indices, values,
-            nesterov=nesterov, **OPTIONS,
+            gradient, u, v, n, momentum, first_key, second_key, lowest, room, found, counts, indices,
+            values, nesterov=nesterov, **OPTIONS,
         )  # fmt: skip
         total = int(found)  # the only host synchronization
         if total <= room:
@@ -100,15 +102,25 @@ def _arguments(
 
     A kernel would read and write beyond the end of a tensor that is too short.
     """
-    _check('values', v, v, torch.float32)
+    _check('values', v, v, torch.float32, torch.bfloat16)
     if update is None:
         return None, None, 0.0, False
     gradient, u = update.gradient.contiguous(), update.momentum_buffer
     _check('gradient', gradient, v, *FUSED_TYPES)
     if u is None:
         return gradient, None, 0.0, False
-    _check('momentum_buffer', u, v, torch.float32)
+    _check('momentum_buffer', u, v, v.dtype)
     return gradient, u, float(update.momentum), update.nesterov
+
+
+def _keys(v: Tensor, update: Update | None) -> tuple[int, int]:
+    """Return the keys of an update of bfloat16 as signed numbers of 32 bits, for which Triton
+    compiles one variant; 0 where nothing is rounded."""
+    rounding = None if update is None else update.rounding
+    if update is not None and (rounding is None) == (v.dtype == torch.bfloat16):
+        raise ValueError('dgc: a memory in bfloat16 needs two keys, and one in float32 takes none')
+    first, second = (key - (key >> 31 << 32) for key in rounding or (0, 0))
+    return first, second
 
 
 def _check(name: str, tensor: Tensor, like: Tensor, *dtypes: torch.dtype) -> None:
@@ -127,19 +139,23 @@ def _check(name: str, tensor: Tensor, like: Tensor, *dtypes: torch.dtype) -> Non
 # call to call are not specialized, since Triton would compile a variant for some of their values.
 
 
-@triton.jit(do_not_specialize=['momentum', 'lowest', 'limit'])
+@triton.jit(do_not_specialize=['momentum', 'first_key', 'second_key', 'lowest', 'limit'])
 def _search_kernel(
-    gradient, u, v, n, momentum, lowest, limit, found, counts, indices, values,
+    gradient, u, v, n, momentum, first_key, second_key, lowest, limit, found, counts, indices, values,
     nesterov: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Update and collect one block; found[1] is the total, counts[programs] are its parts."""
     program = tl.program_id(0)
     first = program.to(tl.int64) * block
     if first + block <= n:  # without a mask, loads are vectorized whatever n is
-        accumulated = _take_in(gradient, u, v, first, None, momentum, nesterov, block)
+        accumulated = _take_in(
+            gradient, u, v, first, None, momentum, first_key, second_key, nesterov, block
+        )
     else:
         inside = tl.arange(0, block) < n - first
-        accumulated = _take_in(gradient, u, v, first, inside, momentum, nesterov, block)
+        accumulated = _take_in(
+            gradient, u, v, first, inside, momentum, first_key, second_key, nesterov, block
+        )
     wanted = _is_wanted(accumulated, lowest)
     count = tl.sum(wanted)
     tl.store(counts + program, count)
@@ -159,7 +175,7 @@ def _first_kernel(
     if start < limit:
         first = program.to(tl.int64) * block
         lanes = tl.arange(0, block)
-        accumulated = tl.load(v + first + lanes, mask=lanes < n - first, other=0.0)
+        accumulated = _widened(tl.load(v + first + lanes, mask=lanes < n - first, other=0.0))
         _write(
             accumulated,
             _is_wanted(accumulated, lowest),
@@ -172,9 +188,9 @@ def _first_kernel(
         )
 
 
-@triton.jit(do_not_specialize=['count', 'momentum'])
+@triton.jit(do_not_specialize=['count', 'momentum', 'first_key', 'second_key'])
 def _sample_kernel(
-    gradient, u, v, positions, magnitudes, count, momentum,
+    gradient, u, v, positions, magnitudes, count, momentum, first_key, second_key,
     nesterov: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Store magnitudes[count] of v at positions[count], as they will be after the update."""
@@ -182,33 +198,78 @@ def _sample_kernel(
     inside = lanes < count
     at = tl.load(positions + lanes, mask=inside, other=0)
     g = _widened(tl.load(gradient + at, mask=inside, other=0.0))
-    accumulated = tl.load(v + at, mask=inside, other=0.0)
+    old = tl.load(v + at, mask=inside, other=0.0)
+    accumulated = _widened(old)
     if u is None:
         accumulated = accumulated + g
     else:
-        velocity = tl.load(u + at, mask=inside, other=0.0)
+        velocity = _widened(tl.load(u + at, mask=inside, other=0.0))
         velocity, accumulated = _updated(g, velocity, accumulated, momentum, nesterov)
+    if old.dtype == tl.bfloat16:
+        accumulated = _rounded(accumulated, _draw(at, first_key, second_key) >> 16)
     tl.store(magnitudes + lanes, tl.abs(accumulated), mask=inside)
 
 
 @triton.jit
 def _take_in(
-    gradient, u, v, first, inside, momentum,
+    gradient, u, v, first, inside, momentum, first_key, second_key,
     nesterov: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Update one block of u and v in place and return it; 0 outside the tensor."""
+    """Update one block of u and v in place and return it in float32; 0 outside the tensor."""
     lanes = tl.arange(0, block)
-    accumulated = _load(v + first + lanes, inside)
+    old = _load(v + first + lanes, inside)
+    accumulated = _widened(old)
     if gradient is not None:
         g = _widened(_load(gradient + first + lanes, inside))
+        draw = _draw(first + lanes, first_key, second_key)
         if u is None:
             accumulated = accumulated + g
         else:
-            velocity = _load(u + first + lanes, inside)
+            velocity = _widened(_load(u + first + lanes, inside))
             velocity, accumulated = _updated(g, velocity, accumulated, momentum, nesterov)
-            tl.store(u + first + lanes, velocity, mask=inside)
-        tl.store(v + first + lanes, accumulated, mask=inside)
+            if old.dtype == tl.bfloat16:
+                tl.store(u + first + lanes, _upper(_rounded(velocity, draw & 0xFFFF)), mask=inside)
+            else:
+                tl.store(u + first + lanes, velocity, mask=inside)
+        if old.dtype == tl.bfloat16:
+            accumulated = _rounded(accumulated, draw >> 16)
+            tl.store(v + first + lanes, _upper(accumulated), mask=inside)
+        else:
+            tl.store(v + first + lanes, accumulated, mask=inside)
     return accumulated
+
+
+@triton.jit
+def _draw(positions, first_key, second_key):
+    """Return ``dgc.ops.rounding.draws`` as one number: that of the momentum in its lower half."""
+    low, high = positions.to(tl.uint32), (positions >> 32).to(tl.uint32)
+    return _mix(low ^ first_key.to(tl.uint32)) ^ second_key.to(tl.uint32) ^ _mix(high)
+
+
+@triton.jit
+def _mix(x):
+    """Return ``dgc.ops.uniform.mix`` of 32-bit numbers."""
+    x = x ^ (x >> 16)
+    x = x * tl.full((), 0x21F0AAAD, tl.uint32)
+    x = x ^ (x >> 15)
+    x = x * tl.full((), 0x735A2D97, tl.uint32)
+    return x ^ (x >> 15)
+
+
+@triton.jit
+def _rounded(values, draw):
+    """Return ``dgc.ops.rounding.rounded`` of float32, as float32."""
+    words = values.to(tl.int32, bitcast=True)
+    is_finite = (words & 0x7FFFFFFF) < 0x7F800000
+    words = words + tl.where(is_finite, draw.to(tl.int32), 0)
+    return (words >> 16 << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _upper(values):
+    """Return float32 that a bfloat16 holds, as bfloat16; GPUs before sm_80 cannot convert it."""
+    upper = (values.to(tl.int32, bitcast=True) >> 16).to(tl.int16)
+    return upper.to(tl.bfloat16, bitcast=True)
 
 
 @triton.jit

@@ -53,7 +53,7 @@ def load() -> bool:
 def accumulate(accumulated: Tensor, update: Update, threshold: float, limit: int) -> Found:
     """Compute ``reference.accumulate`` in one pass over memory."""
     indices, values, count, is_finite = torch.ops.dgc.accumulate(
-        accumulated, *_arguments(update), threshold, limit, update.into
+        accumulated, *_arguments(update), threshold, limit, update.into, update.rounding or ()
     )
     return Found(count, indices, values, is_finite or not update.into)
 
@@ -66,7 +66,8 @@ def collect(values: Tensor, threshold: float, limit: int) -> Found:
 
 def sample(accumulated: Tensor, update: Update, positions: Tensor) -> Tensor:
     """Compute ``reference.sample``, reading at ``positions`` alone."""
-    return torch.ops.dgc.sample(accumulated, *_arguments(update), readable(positions))
+    arguments = (*_arguments(update), update.rounding or (), readable(positions))
+    return torch.ops.dgc.sample(accumulated, *arguments)
 
 
 def spread(pieces: Sequence[Tensor], contributions: Sequence[Sparse], scale: float) -> None:

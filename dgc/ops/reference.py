@@ -8,51 +8,62 @@ import torch
 from torch import Tensor
 
 from dgc.ops.contract import Found, Step, Target, Update
+from dgc.ops.rounding import draws, rounded
 from dgc.sparse import Sparse
 
 SMALLEST = 2.0**-149  # of the positive float32 numbers
 
 
 def accumulate(accumulated: Tensor, update: Update, threshold: float, limit: int) -> Found:
-    """Apply the update, then ``collect``: one pass over memory per operation.
+    """Apply the update, then ``collect``: one pass over memory per operation."""
+    u = update.momentum_buffer
+    held = [accumulated] if u is None else [accumulated, u]
+    into = update.into or held
+    if update.rounding is None:
+        add([new.copy_(old) for new, old in zip(into, held, strict=True)], update.gradient, update)
+    else:
+        wide = add([each.float() for each in held], update.gradient, update)
+        both = draws(update.rounding, torch.arange(len(accumulated), device=accumulated.device))
+        for new, each, draw in zip(into, wide, both, strict=False):
+            new.copy_(rounded(each, draw))
+    found = collect(into[0], threshold, limit)
+    return found._replace(is_finite=finite([into[0]])) if update.into else found
+
+
+def add(held: Sequence[Tensor], gradient: Tensor, update: Update) -> Sequence[Tensor]:
+    """Add a gradient to float32 ``held``, v and u, in place; return ``held``.
 
     The order of operations in each rule is fixed, since the fused kernels round alike.
     """
-    gradient, u, m = update.gradient, update.momentum_buffer, update.momentum
-    if update.into:
-        accumulated = update.into[0].copy_(accumulated)
-        u = None if u is None else update.into[1].copy_(u)
-    if u is None:
-        accumulated.add_(gradient)
+    v, m = held[0], update.momentum
+    if update.momentum_buffer is None:
+        v.add_(gradient)
     elif update.nesterov:
-        u.add_(gradient).mul_(m)
-        accumulated.add_(u).add_(gradient)
+        v.add_(held[1].add_(gradient).mul_(m)).add_(gradient)
     else:
-        u.mul_(m).add_(gradient)
-        accumulated.add_(u)
-    found = collect(accumulated, threshold, limit)
-    return found._replace(is_finite=finite([accumulated])) if update.into else found
+        v.add_(held[1].mul_(m).add_(gradient))
+    return held
 
 
 def collect(values: Tensor, threshold: float, limit: int) -> Found:
     """Find the non-zero elements of ``values[n]`` of at least magnitude ``threshold``, and NaNs."""
-    # Compared with <, a NaN is not below the threshold, so it is found.
-    below = values.abs() < max(threshold, SMALLEST)
+    # Compared with <, a NaN is not below the threshold, so it is found. A number that is compared
+    # with bfloat16 values would be rounded.
+    below = values.float().abs() < max(threshold, SMALLEST)
     indices = below.logical_not_().nonzero().view(-1)
     first = indices[:limit]
-    return Found(indices.numel(), first, values[first])
+    return Found(indices.numel(), first, values[first].float())
 
 
 def sample(accumulated: Tensor, update: Update, positions: Tensor) -> Tensor:
     """Return float32 magnitudes at int64 ``positions[s]`` as they will be after the update."""
+    u = update.momentum_buffer
+    held = [accumulated] if u is None else [accumulated, u]
     gradient = update.gradient[positions].float()
-    v = accumulated[positions]
-    if update.momentum_buffer is None:
-        return v.add_(gradient).abs_()
-    u = update.momentum_buffer[positions]
-    if update.nesterov:
-        return v.add_(u.add_(gradient).mul_(update.momentum)).add_(gradient).abs_()
-    return v.add_(u.mul_(update.momentum).add_(gradient)).abs_()
+    v = add([each[positions].float() for each in held], gradient, update)[0]
+    if update.rounding is not None:
+        v = rounded(v, draws(update.rounding, positions)[0]).float()
+    return v.abs_()
 
 
 def spread(pieces: Sequence[Tensor], contributions: Sequence[Sparse], scale: float) -> None:

@@ -66,11 +66,13 @@ class Timing:
         arrivals: Parameter name → when its gradient is complete, see ``dgc.profile.Profile``.
         backward: When the backward pass ends, see ``dgc.profile.Profile``.
         costs: Of the composition.
+        pipelined: Whether a bucket is compressed while the one before it is sent.
     """
 
     arrivals: Mapping[str, float]
     backward: float
     costs: Costs
+    pipelined: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return this as numbers, lists and dictionaries."""
@@ -93,6 +95,7 @@ class Timing:
                 route(costs['dense']),
                 Line(*costs['copy']),
             ),
+            bool(found.get('pipelined', False)),  # absent in older plans
         )
 
 
@@ -148,4 +151,5 @@ class Forecast:
 
     def seconds(self, buckets: Sequence[BucketSpec]) -> float:
         """Return the predicted seconds of a step, excluding the optimizer's update."""
-        return end([self.bucket_times(bucket) for bucket in buckets], self.timing.backward)
+        times = [self.bucket_times(bucket) for bucket in buckets]
+        return end(times, self.timing.backward, self.timing.pipelined)

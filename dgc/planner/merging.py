@@ -18,7 +18,9 @@ from dgc.timeline import BucketTimes, Progression
 GroupCost = Callable[[int, int], BucketTimes]
 
 
-def greedy(count: int, group_cost: GroupCost, backward: float) -> list[int]:
+def greedy(
+    count: int, group_cost: GroupCost, backward: float, pipelined: bool = False
+) -> list[int]:
     """Group layers by the greedy rule of OMGS-SGD (Shi et al., INFOCOM 2020).
 
     From the first gradient to the last, the next layer joins the group where waiting for it costs
@@ -35,11 +37,12 @@ def greedy(count: int, group_cost: GroupCost, backward: float) -> list[int]:
         count: The number of layers.
         group_cost: Times of a group.
         backward: When the backward pass ends, in seconds from the start of the step.
+        pipelined: Whether a message is made while the one before it travels.
 
     Returns:
         The index after the last layer of each group, ascending; the last is ``count``.
     """
-    stops, state, first = [], Progression(backward), 0
+    stops, state, first = [], Progression(backward, pipelined=pipelined), 0
     for following in range(1, count):
         group, both = group_cost(first, following), group_cost(first, following + 1)
         alone = group_cost(following, following + 1)
@@ -55,36 +58,38 @@ def greedy(count: int, group_cost: GroupCost, backward: float) -> list[int]:
 MOST = 1000  # undominated groupings of the first layers that are extended
 
 
-def exact(count: int, group_cost: GroupCost, backward: float) -> list[int]:
+def exact(count: int, group_cost: GroupCost, backward: float, pipelined: bool = False) -> list[int]:
     """Find the grouping whose step ends first, of all 2^(count-1), by dynamic programming.
 
-    A grouping of the first layers is discarded where another one leaves the network free no later
-    and has spent no more processor time: the end of the step is monotone in both
-    (``dgc/timeline.py``), so no continuation of the first can end earlier. Tens of groupings are
-    left in practice; of more than MOST, only MOST are extended, so that the time is bounded.
+    A grouping of the first layers is discarded where another one leaves the network and the thread
+    that makes messages free no later, and has spent no more processor time: the end of the step is
+    monotone in all three (``dgc/timeline.py``), so no continuation of the first can end earlier.
+    Tens of groupings are left in practice; of more than MOST, only MOST are extended, so that the
+    time is bounded.
 
     Args:
         count: The number of layers.
         group_cost: Times of a group.
         backward: When the backward pass ends, in seconds from the start of the step.
+        pipelined: Whether a message is made while the one before it travels.
 
     Returns:
         The index after the last layer of each group, ascending; the last is ``count``.
     """
     # One element for each grouping that is left, of any number of first layers.
-    free, spent = np.zeros(1), np.zeros(1)
+    states = Progression(backward, np.zeros(1), np.zeros(1), np.zeros(1), pipelined)
     stops, before = np.zeros(1, int), np.full(1, -1)  # its last stop; the grouping without it
     for stop in range(1, count + 1):
         costs = np.array([group_cost(first, stop) for first in range(stop)])  # [stop, 4]
-        last = BucketTimes(*costs[stops].T)
-        state = Progression(backward, free, spent).after(last)
-        left = undominated(np.asarray(state.free), np.asarray(state.spent))
-        free = np.append(free, np.asarray(state.free)[left])
-        spent = np.append(spent, np.asarray(state.spent)[left])
+        after = states.after(BucketTimes(*costs[stops].T))
+        left = undominated(*times_of(after))
+        columns = zip(times_of(states), times_of(after), strict=True)
+        free, spent, idle = (np.append(old, new[left]) for old, new in columns)
+        states = Progression(backward, free, spent, idle, pipelined)
         stops, before = np.append(stops, np.full(len(left), stop)), np.append(before, left)
     complete = np.flatnonzero(stops == count)
-    ends = np.asarray(Progression(backward, free[complete], spent[complete]).end)
-    grouping = complete[np.lexsort((spent[complete], ends))[0]]
+    spent = np.asarray(states.spent)[complete]
+    grouping = complete[np.lexsort((spent, np.asarray(states.end)[complete]))[0]]
     found: list[int] = []
     while stops[grouping]:
         found.append(int(stops[grouping]))
@@ -92,11 +97,21 @@ def exact(count: int, group_cost: GroupCost, backward: float) -> list[int]:
     return found[::-1]
 
 
-def undominated(free: NDArray[np.float64], spent: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the indices of the Pareto-optimal pairs, by ascending ``free``; at most MOST."""
-    order = np.lexsort((spent, free))
-    least = np.minimum.accumulate(spent[order])
-    optimal = order[np.concatenate([[True], spent[order][1:] < least[:-1]])]
+def times_of(states: Progression) -> list[NDArray[np.float64]]:
+    """Return the times by which states after the same layers are compared."""
+    return [np.asarray(each) for each in (states.free, states.spent, states.idle)]
+
+
+def undominated(first: NDArray[np.float64], *others: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the indices at which no other has all times at most as large, by ascending ``first``;
+    the first of equal ones, and at most MOST."""
+    left = np.lexsort((*others[::-1], first))
+    optimal: list[np.int64] = []
+    while len(left):  # what is left has no smaller ``first``
+        best, left = left[0], left[1:]
+        optimal.append(best)
+        dominated = np.all([each[left] >= each[best] for each in others], axis=0)
+        left = left[~dominated]
     if len(optimal) > MOST:
-        optimal = optimal[np.linspace(0, len(optimal) - 1, MOST).astype(int)]
-    return optimal
+        return np.array(optimal)[np.linspace(0, len(optimal) - 1, MOST).astype(int)]
+    return np.array(optimal)

@@ -128,7 +128,9 @@ class Merged(Timed):
     def stops(self, lane: BucketSpec, forecast: Forecast) -> list[int]:
         """Return the number of the member at which each bucket of the lane stops."""
         solve = greedy if len(lane.members) > AFFORDABLE else exact
-        return solve(len(lane.members), group_cost(lane, forecast), forecast.timing.backward)
+        timing = forecast.timing
+        cost = group_cost(lane, forecast)
+        return solve(len(lane.members), cost, timing.backward, timing.pipelined)
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,9 @@ class MergedGreedily(Merged):
 
     def stops(self, lane: BucketSpec, forecast: Forecast) -> list[int]:
         """See ``Merged.stops``."""
-        return greedy(len(lane.members), group_cost(lane, forecast), forecast.timing.backward)
+        timing = forecast.timing
+        cost = group_cost(lane, forecast)
+        return greedy(len(lane.members), cost, timing.backward, timing.pipelined)
 
 
 @dataclass(frozen=True)

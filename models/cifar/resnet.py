@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from models.initialise import kaiming
 
-__all__ = ['ResNet', 'resnet20', 'resnet56', 'resnet110']
+__all__ = ['ResNet', 'resnet20', 'resnet32', 'resnet44', 'resnet56', 'resnet110']
 
 
 class BasicBlock(nn.Module):
@@ -39,6 +39,8 @@ class BasicBlock(nn.Module):
 class ResNet(nn.Module):
     """6n + 2 layers: 3 stages of n blocks with 16, 32 and 64 channels; [B, 3, H, W] -> logits."""
 
+    block: type[BasicBlock] = BasicBlock
+
     def __init__(self, depth: int, num_classes: int = 10) -> None:
         super().__init__()
         blocks, rest = divmod(depth - 2, 6)
@@ -52,10 +54,9 @@ class ResNet(nn.Module):
         self.classifier = nn.Linear(64, num_classes)
         kaiming(self)
 
-    @staticmethod
-    def _stage(blocks: int, in_channels: int, channels: int, stride: int) -> nn.Sequential:
-        first = BasicBlock(in_channels, channels, stride)
-        return nn.Sequential(first, *(BasicBlock(channels, channels, 1) for _ in range(blocks - 1)))
+    def _stage(self, blocks: int, in_channels: int, channels: int, stride: int) -> nn.Sequential:
+        first = self.block(in_channels, channels, stride)
+        return nn.Sequential(first, *(self.block(channels, channels, 1) for _ in range(blocks - 1)))
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.bn(self.conv(x)))  # [B, 16, H, W]
@@ -66,6 +67,16 @@ class ResNet(nn.Module):
 def resnet20(num_classes: int = 10) -> ResNet:
     """0.27 M parameters."""
     return ResNet(20, num_classes)
+
+
+def resnet32(num_classes: int = 10) -> ResNet:
+    """0.46 M parameters."""
+    return ResNet(32, num_classes)
+
+
+def resnet44(num_classes: int = 10) -> ResNet:
+    """0.66 M parameters."""
+    return ResNet(44, num_classes)
 
 
 def resnet56(num_classes: int = 10) -> ResNet:

@@ -1,4 +1,4 @@
-"""VGG for CIFAR: configurations D and E of Simonyan and Zisserman, ICLR 2015, with BatchNorm.
+"""VGG for CIFAR: configurations A, D and E of Simonyan and Zisserman, ICLR 2015, with BatchNorm.
 
 On 32x32 images the five poolings leave one pixel, so a single linear layer takes the place of the
 three that the ImageNet networks end with.
@@ -11,10 +11,14 @@ from torch import Tensor, nn
 
 from models.initialise import kaiming
 
-__all__ = ['VGG', 'vgg16', 'vgg19']
+__all__ = ['VGG', 'vgg11', 'vgg16', 'vgg19']
 
 CHANNELS = (64, 128, 256, 512, 512)
-CONVOLUTIONS = {16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}  # depth -> how many in each stage
+CONVOLUTIONS = {
+    11: (1, 1, 2, 2, 2),
+    16: (2, 2, 3, 3, 3),
+    19: (2, 2, 4, 4, 4),
+}  # depth -> how many in each stage
 
 
 def _features(depth: int) -> Iterator[nn.Module]:
@@ -43,6 +47,11 @@ class VGG(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.features(x)  # [B, 512, H/32, W/32]
         return self.classifier(torch.mean(x, dim=(2, 3)))
+
+
+def vgg11(num_classes: int = 10) -> VGG:
+    """9.2 M parameters."""
+    return VGG(11, num_classes)
 
 
 def vgg16(num_classes: int = 10) -> VGG:

@@ -12,7 +12,7 @@ import dgc
 from bench import rows
 from bench.launch import launches
 from bench.measure import Contender, Track
-from bench.rows import COMPRESSED, DENSE, all_rows, by_name, composition, row_of, select
+from bench.rows import COMPRESSED, DENSE, PIPELINED, all_rows, by_name, composition, row_of, select
 from dgc.engines import LocalEngine
 from dgc.exchanges import AllReduce
 from dgc.planner import Plan, Timed
@@ -35,10 +35,13 @@ def test_names_are_unique_and_have_the_engine_if_both_have_the_row():
 
 
 def test_only_takes_a_name_for_both_engines_or_for_one():
-    assert select() == all_rows()
+    assert select() == [row for row in all_rows() if not row.base.endswith(PIPELINED)]
     assert names(select(['dgc'])) == ['dgc (torch)', 'dgc (horovod)']
     assert names(select(['dgc (horovod)', 'ddp'])) == ['ddp', 'dgc (horovod)']  # the table's order
     assert names(select(['dgc', 'ddp'], ['torch'])) == ['ddp', 'dgc (torch)']
+    pipelined = names(select(['dgc pipelined', 'dgc'], ['torch']))
+    assert pipelined == ['dgc (torch)', 'dgc pipelined (torch)']
+    assert [row.base for row in by_name(pipelined)] == ['dgc', 'dgc pipelined']
 
 
 @pytest.mark.parametrize(

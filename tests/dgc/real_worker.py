@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from dgc_helpers import parameters, train, values, wrap
 from test_properties import TABLE, momenta
 from torch import Tensor
 
 import dgc
+from dgc.planner import PerTensor
 
 STEPS = 5
 
@@ -43,3 +46,15 @@ def collectives(engine: dgc.Engine) -> dict[str, Tensor]:
     results['one way'] = torch.zeros(0) if one_way is None else one_way
     engine.barrier()
     return results
+
+
+def pipelined(engine: dgc.Engine, row: str, pipelines: list[bool]) -> list[bytes]:
+    """The parameters of ``composition`` in a bucket for each, as bytes. pipelines: by rank."""
+    before, engine.pipeline = engine.pipeline, pipelines[engine.rank]
+    named = parameters()
+    made = replace(TABLE[row].make(), planner=PerTensor(dense_bytes=8))
+    momentum = max(momentum for momentum, _ in momenta(row))
+    optimizer = wrap(named, made, engine, momentum=momentum, steps_per_epoch=3)
+    train(optimizer, named, STEPS, engine.rank)
+    engine.pipeline = before
+    return [tensor.numpy().tobytes() for tensor in values(named)]

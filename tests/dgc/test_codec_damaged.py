@@ -42,7 +42,7 @@ class TestRefusals:
             ({'magic': b'DGC\x00'}, 'not a message of this version'),
             ({'magic': b'DGC\x01'}, 'not a message of this version'),
             ({'magic': MAGIC[:3] + bytes([MAGIC[3] + 1])}, 'not a message of this version'),
-            ({'values': len(VALUES)}, 'unknown codings 9 and 0'),
+            ({'values': 255}, 'unknown codings 255 and 0'),
             ({'indices': 200}, 'unknown codings 0 and 200'),
             ({'count': 7}, '7 of 6 elements'),
             ({'count': -1}, '-1 of 6 elements'),

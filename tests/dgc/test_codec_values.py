@@ -15,7 +15,7 @@ every_coding = pytest.mark.parametrize('coding', VALUES.values(), ids=VALUES)
 BLOCKS = {'int8': (127, 256), 'int4': (7, 128)}
 every_block_coding = pytest.mark.parametrize('name', BLOCKS)
 # Those with the same numbers, rounded at random.
-QSGD = {'qsgd8': (127, 512), 'qsgd4': (7, 128), 'qsgd2': (1, 64)}
+QSGD = {'qsgd8': (127, 512), 'qsgd4': (7, 128), 'qsgd2': (1, 64), 'ternary': (1, 512)}
 # Values per scale, where a coding has more than one scale.
 PER_SCALE = {name: block for name, (_, block) in (BLOCKS | QSGD).items()} | {'sign': 4096}
 every_scaled_block = pytest.mark.parametrize('name', PER_SCALE)
@@ -54,6 +54,8 @@ def test_lengths_are_the_closed_forms(count):
         'qsgd8': 4 * math.ceil(count / 512) + count,
         'qsgd4': 4 * math.ceil(count / 128) + math.ceil(count / 2),
         'qsgd2': 4 * math.ceil(count / 64) + math.ceil(count / 4),
+        'ternary': 4 * math.ceil(count / 512) + math.ceil(count / 5),
+        'natural': 4 + count,
     }
     assert {name: coding.capacity(count) for name, coding in VALUES.items()} == expected
     values = torch.linspace(-1, 1, count)
@@ -84,6 +86,9 @@ def test_bytes_are_those_of_the_description():
         'qsgd8': '87c3613d 7f c1 12',
         'qsgd4': '0000803f d7 01',
         'qsgd2': '0000e040 01',
+        'ternary': '0000e040 0e',  # 7, 0 and 0: 2 + 1·3 + 1·9
+        # 4, then 4 = 2^2, -4 and 1 = 2^0: 2^3 would be 126; down from 7 with a draw above 3/4.
+        'natural': '00008040 7d fd 7b',
     }
     found = {name: coding.encode(values).numpy().tobytes() for name, coding in VALUES.items()}
     assert found == {name: bytes.fromhex(text) for name, text in expected.items()}
@@ -216,6 +221,7 @@ def test_values_too_small_to_be_normal_are_rounded_and_not_refused(coding, large
     values = torch.tensor([largest, -1e-45, 0.0])
     decoded = coding.decode(coding.encode(values), 3)
     bound = 2.0**-126 if coding.name in QSGD else 2.0**-127
+    bound = max(bound, largest if coding.name == 'natural' else 0.0)  # up to twice the value
     assert ((decoded - values).abs() <= bound).all()
     assert torch.equal(decoded + (values - decoded), values)
 

@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from dgc.engines.base import CommunicationThread
+from dgc.engines.jobs import JobThread
 
 PROGRAM = """
 import atexit, collections, json, os, threading
@@ -48,7 +48,7 @@ def test_no_thread_is_left_of_an_engine_that_is_not_closed(destroyed):
 
 
 def test_an_engine_in_a_call_that_hangs_does_not_delay_the_end():
-    thread, hang = CommunicationThread(), threading.Event()
+    thread, hang = JobThread('test'), threading.Event()
     thread.submit(hang.wait)
     start = time.monotonic()
     assert not thread.end(seconds=0.1)

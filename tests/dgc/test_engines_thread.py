@@ -15,7 +15,7 @@ from process_helpers import start
 
 import dgc
 from dgc.engines import EngineError, LocalEngine
-from dgc.engines.base import CommunicationThread
+from dgc.engines.jobs import JobThread
 
 SIZE = 3
 NO_MPI = pytest.mark.skipif(not shutil.which('mpirun'), reason='no MPI')
@@ -43,7 +43,7 @@ class ThreadedEngine(LocalEngine):
 
 class TestTheEnginesThread:
     def test_jobs_run_on_one_thread_in_the_order_in_which_they_came(self):
-        thread, done = CommunicationThread(), []
+        thread, done = JobThread('test'), []
         futures = [
             thread.submit(lambda n=n: done.append((n, thread.is_current))) for n in range(99)
         ]

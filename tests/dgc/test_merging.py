@@ -26,13 +26,14 @@ from dgc.timeline import BucketTimes
 from dgc.transforms import BlockLayout
 
 
+@pytest.mark.parametrize('pipelined', [False, True])
 @pytest.mark.parametrize('seed', range(120))
-def test_no_grouping_is_better_than_the_exact_one_and_the_greedy_one_is_a_grouping(seed):
-    count = 1 + seed % 10 if seed < 110 else 12
-    layers = Layers(seed, count)
+def test_no_grouping_is_better_than_the_exact_one_and_the_greedy_one_is_a_grouping(seed, pipelined):
+    count = 1 + seed % 10 if seed < 110 or pipelined else 12
+    layers = Layers(seed, count, pipelined)
     best = layers.best()
     assert layers.exact() == pytest.approx(best, rel=1e-12)
-    stops = greedy(count, layers.group_cost, layers.backward)
+    stops = greedy(count, layers.group_cost, layers.backward, pipelined)
     assert stops[-1] == count and stops == sorted({*stops})
     assert layers.greedy() >= best * (1 - 1e-12)
 

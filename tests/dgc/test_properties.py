@@ -70,6 +70,7 @@ SETTINGS: dict[str, dict[str, object]] = {
     'demo': {'topk': 4, 'chunk': 8},
     'one-bit-adam': {'freeze_step': 3},
     'oktopk': {'threshold_period': 8, 'region_period': 16},
+    'threshold-v': {'threshold': 4.0},
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 
@@ -15,14 +16,17 @@ from torch.utils.data import TensorDataset
 from datasets import DatasetError
 from utils.config import Config
 from utils.data import (
+    EvaluationStreams,
     Located,
     SampleError,
+    StreamShare,
     TrainShare,
     build_datasets,
     collate,
     evaluation_loader,
     train_loader,
 )
+from utils.loading import Loading
 
 
 class Augmented(torch.utils.data.Dataset):
@@ -42,13 +46,12 @@ class AtOnce(Augmented):
         return [self[index] for index in indices]
 
 
-@pytest.mark.filterwarnings('ignore:.pin_memory')
 @pytest.mark.parametrize('kind', [Augmented, AtOnce])
 def test_the_rest_of_an_epoch_is_augmented_as_in_the_whole_one(kind):
     """By processes that load data, whichever of them loads a sample."""
 
     def epoch(number: int, skipped: int, processes: int) -> list:
-        loader, share = train_loader(kind(), 3, 1, 2, 0, processes)
+        loader, share = train_loader(kind(), 3, 1, 2, 0, Loading(processes))
         share.epoch, share.skipped = number, skipped
         return [torch.stack([part.double() for part in batch]).tolist() for batch in loader]
 
@@ -67,9 +70,11 @@ class Groups(Augmented):
         return os.getpgid(0)
 
 
-@pytest.mark.filterwarnings('ignore:.pin_memory')
 def test_signals_to_the_group_of_a_rank_do_not_reach_the_processes_that_load_data():
-    loaders = [train_loader(Groups(), 3, 0, 1, 0, 1)[0], evaluation_loader(Groups(), 3, 0, 1, 1)]
+    loaders = [
+        train_loader(Groups(), 3, 0, 1, 0, Loading(1))[0],
+        evaluation_loader(Groups(), 3, 0, 1, Loading(1)),
+    ]
     for loader in loaders:
         groups = {int(group) for batch in loader for group in batch}
         assert len(groups) == 1 and os.getpgid(0) not in groups
@@ -121,13 +126,13 @@ def test_the_order_changes_with_the_epoch_and_the_seed_and_with_nothing_else():
 
 
 def test_training_batches_are_full_and_equally_many():
-    loaders = [train_loader(dataset(23), 3, rank, 2, 0, 0)[0] for rank in range(2)]
+    loaders = [train_loader(dataset(23), 3, rank, 2, 0)[0] for rank in range(2)]
     batches = [[len(batch) for (batch,) in loader] for loader in loaders]
     assert batches == [[3, 3, 3], [3, 3, 3]]
 
 
 def test_setting_the_epoch_of_the_share_reorders_the_loader():
-    loader, share = train_loader(dataset(24), 4, 0, 2, 0, 0)
+    loader, share = train_loader(dataset(24), 4, 0, 2, 0)
     first = torch.cat([batch for (batch,) in loader])
     share.epoch = 1
     assert not torch.equal(torch.cat([batch for (batch,) in loader]), first)
@@ -137,7 +142,7 @@ def test_setting_the_epoch_of_the_share_reorders_the_loader():
 def test_a_batch_larger_than_the_share_is_refused(total, batch, size, samples):
     text = f'configs.train.batch_size: {samples} training samples per worker are fewer than'
     with pytest.raises(ValueError, match=text):
-        train_loader(dataset(total), batch, 0, size, 0, 0)
+        train_loader(dataset(total), batch, 0, size, 0)
 
 
 @pytest.mark.parametrize('total', [0, 1, 2, 5, 12])
@@ -145,7 +150,7 @@ def test_a_batch_larger_than_the_share_is_refused(total, batch, size, samples):
 def test_evaluation_sees_each_sample_once(total, size):
     seen = []
     for rank in range(size):
-        loader = evaluation_loader(dataset(total), 2, rank, size, 0)
+        loader = evaluation_loader(dataset(total), 2, rank, size)
         mine = [sample for (batch,) in loader for sample in batch.tolist()]
         assert total // size <= len(mine) <= total // size + 1
         seen += mine
@@ -153,9 +158,68 @@ def test_evaluation_sees_each_sample_once(total, size):
 
 
 def test_five_samples_on_three_ranks():
-    loaders = [evaluation_loader(dataset(5), 2, rank, 3, 0) for rank in range(3)]
+    loaders = [evaluation_loader(dataset(5), 2, rank, 3) for rank in range(3)]
     batches = [[batch.tolist() for (batch,) in loader] for loader in loaders]
     assert batches == [[[0, 3]], [[1, 4]], [[2]]]
+
+
+# ---------------------------------------------------------------- streams
+
+
+@given(st.integers(1, 80), st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
+@settings(deadline=None)
+def test_each_row_of_a_batch_continues_the_one_before(total, size, rows, per_step):
+    """Also where a step has several backward passes, and in a part of an epoch."""
+    seen = []
+    for rank in range(size):
+        share = StreamShare(range(total), rank, size, 0, rows)
+        order = list(share)
+        assert len(order) == len(share) == total // (size * rows) * rows
+        passes = [order[i : i + rows] for i in range(0, len(order), rows)]
+        for before, after in itertools.pairwise(passes):
+            assert after == [sample + 1 for sample in before]
+        share.epoch, share.skipped = 3, min(rows * per_step, len(order))
+        assert list(share) == order[share.skipped :]  # the same in every epoch
+        seen += order
+    assert len(set(seen)) == len(seen) > total - size * rows
+
+
+@given(st.integers(1, 80), st.integers(1, 9), st.integers(1, 5))
+@settings(deadline=None)
+def test_streams_of_an_evaluation_are_the_same_at_any_number_of_ranks(total, streams, size):
+    def runs(size: int) -> list[list[int]]:
+        """What follows what, over all ranks."""
+        found = []
+        for rank in range(size):
+            batches = list(EvaluationStreams(total, streams, rank, size))
+            assert len(batches) == len(EvaluationStreams(total, streams, rank, size))
+            rows: list[list[int]] = [[] for _ in batches[0]] if batches else []
+            for before, after in itertools.pairwise(batches):
+                assert after == [sample + 1 for sample in before[: len(after)]]
+            for batch in batches:
+                for row, sample in zip(rows, batch, strict=False):
+                    row.append(sample)
+            found += rows
+        return sorted(found)
+
+    assert sorted(itertools.chain(*runs(size))) == list(range(total))
+    assert runs(size) == runs(1)
+
+
+class Consecutive(Augmented):
+    """Samples that continue each other."""
+
+    streams = 4
+
+
+def test_loaders_ask_the_data_set_for_its_order():
+    loaders = [train_loader(Located(Consecutive(), 'train'), 4, r, 2, 0, rows=2)[0] for r in (0, 1)]
+    batches = [[batch[-1].tolist() for batch in loader] for loader in loaders]
+    # Two backward passes of two rows: streams of 6 samples that begin at 0 and 6, 12 and 18.
+    assert batches[0] == [[0, 6, 1, 7], [2, 8, 3, 9], [4, 10, 5, 11]]
+    assert batches[1] == [[sample + 12 for sample in batch] for batch in batches[0]]
+    test = evaluation_loader(Located(Consecutive(), 'test'), 9, 0, 3)
+    assert [batch[-1].tolist() for batch in test] == [[s, 18 + s] for s in range(6)]
 
 
 # ---------------------------------------------------------------- data of one's own
@@ -200,7 +264,7 @@ def test_a_sample_that_cannot_be_read_is_named(kind):
     """docs/failures.md, row 19."""
     data = kind()
     located = Located(data, 'train')
-    loader = evaluation_loader(located, 3, 0, 1, 0)
+    loader = evaluation_loader(located, 3, 0, 1)
     line = "configs.dataset: sample 7 of 'train' cannot be read: ValueError: no label"
     with pytest.raises(SampleError, match=line) as raised:
         list(loader)
@@ -212,7 +276,7 @@ def test_an_exception_in_a_batch_whose_samples_are_sound_passes_through():
     data = Batches()
     data.__getitems__ = lambda indices: 1 // 0
     with pytest.raises(ZeroDivisionError):
-        list(evaluation_loader(Located(data, 'test'), 3, 0, 1, 0))
+        list(evaluation_loader(Located(data, 'test'), 3, 0, 1))
 
 
 def test_samples_of_different_shapes_are_refused_and_both_are_named():

@@ -136,7 +136,7 @@ def test_the_closing_table_names_the_report_and_the_best_model(tmp_path, capsys)
     numbers |= {f'seconds/{name}': 1 for name in ('train', 'compute', 'compress', 'communicate')}
     path = tmp_path / 'run/metrics.jsonl'
     path.write_text(json.dumps(numbers | {'seconds/wait': 1}) + '\n')
-    configs = SimpleNamespace(train=SimpleNamespace(metric='acc'))
+    configs = SimpleNamespace(train=SimpleNamespace(metric='acc', meters={}))
     closing_table(tmp_path / 'run', configs, SimpleNamespace(rank=0))
     said = capsys.readouterr().out
     assert '27.5× fewer bytes' in said
@@ -155,7 +155,7 @@ def test_the_closing_table_skips_lines_without_its_numbers(tmp_path, capsys):
     numbers = {'epoch': 1, 'acc': 50.0, 'ratio': 0.1, 'bytes/sent': 0, 'bytes/dense': 0}
     numbers |= {f'seconds/{name}': 1 for name in ('train', 'compute', 'compress', 'communicate')}
     path.write_text(path.read_text() + json.dumps(numbers | {'seconds/wait': 1}) + '\n\n')
-    configs = SimpleNamespace(train=SimpleNamespace(metric='acc'))
+    configs = SimpleNamespace(train=SimpleNamespace(metric='acc', meters={}))
     closing_table(tmp_path, configs, SimpleNamespace(rank=0))
     assert '50.00 at the end, 50.00 best' in capsys.readouterr().out
 

@@ -8,6 +8,7 @@ import os
 import pytest
 
 from dgc.parameter_server import Update
+from utils.meters import Ranking
 from utils.training.server_log import HEADER, ServerLog, closing_table
 
 EPOCH = 4  # updates
@@ -86,10 +87,10 @@ def test_the_closing_table_works_without_losses(tmp_path, ended):
     log.close()
     epochs = [{**numbers, 'acc/test_top1': 10.0 * epoch} for epoch, numbers in ended]
     assert 'loss/train' not in epochs[0] and 'loss/train' in epochs[1]
-    text = closing_table(epochs, tmp_path, 'acc/test_top1')
+    text = closing_table(epochs, tmp_path, 'acc/test_top1', Ranking())
     assert '10.00 at the end, 10.00 best' in text
     assert 'bytes up       0.00 MB; dense would be 0.00 MB: 40.0× fewer bytes' in text
-    assert closing_table([], tmp_path, 'acc/test_top1') == ''
+    assert closing_table([], tmp_path, 'acc/test_top1', Ranking()) == ''
 
 
 @pytest.mark.parametrize('line', ['', 'x,1.0,1,1,10,20,8', '3,1.0,1', '3,y,1,1,10,20,8', 'null'])

@@ -56,6 +56,8 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     add('--bandwidths', nargs='+', metavar='RATE', help='of the links (10mbit 100mbit 1gbit)')
     add('--latency', type=float, default=0.05, metavar='MS', help='of the links, one way (0.05)')
     add('--sharing', type=float, default=1.0, metavar='S', help='workers that share a core (1)')
+    add('--pipeline', action='store_true',
+        help='predict workers that compress a bucket while the one before it is sent')  # fmt: skip
     add('--calibration', type=Path, metavar='FILE',
         help='calibration of this host; measured and written if it is missing')  # fmt: skip
     add('--png', type=Path, metavar='FILE', help='draw the predictions as a PNG')

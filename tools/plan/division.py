@@ -27,6 +27,7 @@ class Division(NamedTuple):
     """The buckets of one planner. All times in seconds after the start of the step.
 
     forward, backward: when each pass would end without any bucket.
+    pipelined: whether a bucket is compressed while the one before it is sent.
     end: when the step ends, with the optimizer's update.
     """
 
@@ -36,11 +37,12 @@ class Division(NamedTuple):
     forward: float
     backward: float
     end: float
+    pipelined: bool = False
 
     @property
     def spans(self) -> list[Span]:
         """When each bucket is compressed and sent."""
-        return spans(self.bucket_times, self.backward)
+        return spans(self.bucket_times, self.backward, self.pipelined)
 
     @property
     def core(self) -> float:
@@ -55,7 +57,8 @@ def divisions(bench: Bench, make: Make, host: Calibration, setting: Setting) -> 
     request = bench.subject.request(composition)
     step = scaled(bench.step, setting.sharing)
     numel = sum(parameter.numel for parameter in request.parameters)
-    timing = Timing(step.arrivals, step.backward, costs(bench, make, numel, host, setting))
+    own = costs(bench, make, numel, host, setting)
+    timing = Timing(step.arrivals, step.backward, own, setting.pipelined)
     volume = composition.volume
     parts = volume.exchange, volume.codec, volume.compressor, volume.always_sparse
     forecast = Forecast(timing, *parts)
@@ -66,8 +69,8 @@ def divisions(bench: Bench, make: Make, host: Calibration, setting: Setting) -> 
         buckets = planner.plan(request)
         bucket_times = [forecast.bucket_times(bucket) for bucket in buckets]
         seconds = forecast.seconds(buckets) + update
-        plan = Plan(buckets)
-        found.append(Division(name, plan, bucket_times, step.forward, step.backward, seconds))
+        passes = step.forward, step.backward, seconds
+        found.append(Division(name, Plan(buckets), bucket_times, *passes, setting.pipelined))
     return found
 
 

@@ -29,7 +29,7 @@ def block(division: Division, columns: float) -> list[str]:
     spans = division.spans
     passes = paint([(0.0, division.forward, '-'), (division.forward, division.core, '=')], columns)
     marked = [(span, MARKS[number % len(MARKS)]) for number, span in enumerate(spans)]
-    compress = paint([(span.begin, span.sent, mark) for span, mark in marked], columns)
+    compress = paint([(span.begin, span.made, mark) for span, mark in marked], columns)
     communicate = paint([(span.sent, span.end, mark) for span, mark in marked], columns)
     return [
         f'{division.name}: {len(spans)} buckets, {1e3 * division.end:.1f} ms per step',
@@ -60,9 +60,9 @@ def draw(divisions: Sequence[Division], title: str, file: Path) -> None:
         axes.broken_barh([(0, forward)], (2.1, 0.8), color='0.85')
         axes.broken_barh([(forward, core - forward)], (2.1, 0.8), color='0.6')
         for number, span in enumerate(each.spans):
-            begin, sent, end = (1e3 * seconds for seconds in span)
+            begin, made, sent, end = (1e3 * seconds for seconds in span)
             color = f'C{number % 10}'
-            axes.broken_barh([(begin, sent - begin)], (1.1, 0.8), color=color)
+            axes.broken_barh([(begin, made - begin)], (1.1, 0.8), color=color)
             axes.broken_barh([(sent, end - sent)], (0.1, 0.8), color=color)
         axes.axvline(1e3 * each.end, color='0.3', linewidth=0.8)
         axes.set_yticks([2.5, 1.5, 0.5], ['forward, backward', 'compress', 'communicate'])

@@ -32,12 +32,14 @@ class Setting:
     workers: their number. rate: of each worker's link, bit/s.
     latency: seconds per message, in addition to those of the host.
     sharing: workers that share a core; processor times are multiplied by it.
+    pipelined: whether a bucket is compressed while the one before it is sent.
     """
 
     workers: int
     rate: float
     latency: float
     sharing: float = 1.0
+    pipelined: bool = False
 
 
 class Counts(NamedTuple):
@@ -141,7 +143,7 @@ def predict(
             measured.always_sparse,
         )
         buckets.append(forecast.bucket_times(part.spec))
-    return end(buckets, step.backward) + slowdown * measured.optimizer
+    return end(buckets, step.backward, setting.pipelined) + slowdown * measured.optimizer
 
 
 def scaled(step: Profile, factor: float) -> Profile:

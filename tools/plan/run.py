@@ -103,7 +103,8 @@ def plan(
 
 def setting(workers: int, bandwidth: str, latency: float, arguments: argparse.Namespace) -> Setting:
     """What to predict for. latency: in ms."""
-    return Setting(workers, parse_rate(bandwidth), 1e-3 * latency, arguments.sharing)
+    rate, seconds = parse_rate(bandwidth), 1e-3 * latency
+    return Setting(workers, rate, seconds, arguments.sharing, arguments.pipeline)
 
 
 def timeline(

@@ -19,7 +19,7 @@ import torch
 import dgc
 from dgc import Engine, codec, ops
 from dgc.engines import Launcher
-from utils.cores import available_cores
+from dgc.engines.cores import available_cores
 
 SIOCGIFADDR = 0x8915  # the request for an interface's IPv4 address
 SOURCES = ('.py', '.cpp', '.h')

@@ -29,7 +29,7 @@ def write_figures(data: dict[str, Any], folder: Path) -> list[Path]:
         raise ValueError('no run has measured an epoch: there is nothing to draw')
     task = max(dict.fromkeys(tasks), key=tasks.count)
     runs = [run for run in data['runs'] if run['task'] == task and run['columns']]
-    runs.sort(key=lambda run: (not run['is_dense'], -(run['summary']['best'] or 0)))
+    runs.sort(key=lambda run: (not run['is_dense'], rank_of(run['summary'])))
     folder.mkdir(parents=True, exist_ok=True)
     drawn = {
         'quality.png': quality(runs, task),
@@ -39,6 +39,12 @@ def write_figures(data: dict[str, Any], folder: Path) -> list[Path]:
     for name, figure in drawn.items():
         figure.savefig(folder / name, dpi=160)
     return [folder / name for name in drawn]
+
+
+def rank_of(numbers: dict[str, Any]) -> float:
+    """A number that is lower for a better run, from its summary."""
+    best = float(numbers['best'] or 0)
+    return best if numbers['better'] == 'lower' else -best
 
 
 def style(runs: Sequence[Run], number: int) -> dict[str, Any]:

@@ -36,6 +36,13 @@ def metric_of(run: Run) -> str | None:
     return next((name for name in run.columns if name.startswith('acc/')), None)
 
 
+def better_of(run: Run) -> str | None:
+    """Whether 'higher' or 'lower' values of ``metric_of`` are better, as the run's meter says; None
+    where it is not known."""
+    same = run.facts.get('metric') == metric_of(run)
+    return run.facts.get('better') if same else None
+
+
 def is_dense(run: Run) -> bool:
     """Whether a run sends every gradient uncompressed, in every step."""
     compression = run.settings.get('configs.train.compression', '')
@@ -73,7 +80,8 @@ def summary(run: Run) -> dict[str, Any]:
         dense /= 2 * (run.workers or 1)  # it counts both directions, of all workers
     return {
         'metric': name,
-        'best': max(values, default=None),
+        'better': better_of(run),
+        'best': (min if better_of(run) == 'lower' else max)(values, default=None),
         'last': values[-1] if values else None,
         'epochs': run.epochs,
         'planned': run.planned_epochs(),

@@ -22,22 +22,23 @@ from dgc.engines.base import as_bytes
 from utils.build import (
     Parts,
     build_evaluation_loaders,
+    build_loading,
+    build_model,
     build_optimizer,
     build_rate,
     check_meters,
     check_metric,
     common,
-    loading_processes,
     scaled_rate,
     threads,
 )
 from utils.checkpoint import Position
 from utils.checks import build_composition, check_elastic, naming
 from utils.config import Config, ConfigError
-from utils.data import Drawn, Seeded, apart, build_datasets, collate
+from utils.data import Drawn, Seeded, build_datasets, collate
 from utils.folder import check_writable, prepare_folder, writing
+from utils.loading import Loading
 from utils.log import RunLog, environment
-from utils.network import prepared
 from utils.progress import closing_table, say
 from utils.seeding import seed_everything
 from utils.training.experiment import Experiment
@@ -117,7 +118,7 @@ class ElasticLoader:
         share: This worker's part of it.
         progress: Of the run.
         events: Receive steps that are lost and what follows.
-        processes: That load data.
+        loading: How samples are loaded.
 
     Attributes:
         optimizer: Set before the first use.
@@ -132,13 +133,14 @@ class ElasticLoader:
         share: Share,
         progress: EpochProgress,
         events: Events,
-        processes: int,
+        loading: Loading,
     ) -> None:
-        self.dataset = Seeded(dataset) if processes else dataset
+        loading.check(dataset)
+        self.dataset = Seeded(dataset) if loading.processes else dataset
         self.batch_size = share.batch
         self.share, self.progress, self.events = share, progress, events
         self.has_ended = False
-        self._processes = processes
+        self._loading = loading
         self._last, self._changes = 0.0, -1
 
     def __len__(self) -> int:
@@ -176,8 +178,7 @@ class ElasticLoader:
                 self.dataset,
                 batch_sampler=self.share,
                 collate_fn=collate,
-                num_workers=self._processes,
-                worker_init_fn=apart,
+                **self._loading.arguments(persistent=False),
             )
         )
 
@@ -247,6 +248,7 @@ class Elastic:
         settings = configs.elastic.build()
         datasets = build_datasets(configs)
         engine = TorchftEngine(settings, common(configs, datasets))
+        engine.pipeline = configs.engine.pipeline
         name = name_of(engine.worker)
         folder = experiment.folder(settings.start_workers) / name
         about = environment('torchft', [socket.gethostname()])
@@ -303,19 +305,25 @@ class Trainer:
         self._experiment, self._events, self._engine = experiment, events, engine
         seed_everything(configs.seed)
         check_metric(configs, datasets)
-        processes, batch = loading_processes(device), train.batch_size * train.num_batches_per_step
+        loading, batch = (
+            build_loading(configs, device),
+            train.batch_size * train.num_batches_per_step,
+        )
         total = len(datasets['train'])  # type: ignore[arg-type]
-        self.share = Share(total, batch, configs.seed, processes > 0)
+        self.share = Share(total, batch, configs.seed, loading.processes > 0)
         if self.share.is_exhausted:
             raise ValueError(
                 f'configs.train.batch_size: {total} training samples are fewer than one step of '
                 f'{batch}; use smaller batches'
             )
-        model = prepared(configs.model.build().to(device), configs)
+        if getattr(datasets['train'], 'streams', None) is not None:
+            raise ConfigError(
+                'configs.dataset has samples that continue each other, and configs/elastic/ gives '
+                'them to other workers where the number of workers changes: use windows of a text'
+            )
+        model = build_model(configs, device)
         self.progress = EpochProgress(model, self.share)
-        self._loader = ElasticLoader(
-            datasets['train'], self.share, self.progress, events, processes
-        )
+        self._loader = ElasticLoader(datasets['train'], self.share, self.progress, events, loading)
         inner = build_optimizer(configs, model, 1)
         with naming(train.compression):
             self.optimizer = ElasticOptimizer(

@@ -39,9 +39,11 @@ from utils.build import (
     Parts,
     aspects,
     build_evaluation_loaders,
+    build_model,
     build_optimizer,
     build_rate,
     build_train_loader,
+    check_streams,
     common,
     threads,
 )
@@ -51,8 +53,7 @@ from utils.config import Config, ConfigError
 from utils.data import Until, build_datasets
 from utils.failures import report
 from utils.log import EMPTY
-from utils.network import prepared
-from utils.progress import STEPS_BETWEEN_LOSSES, say
+from utils.progress import STEPS_BETWEEN_LOSSES, digits, say
 from utils.search import Search
 from utils.seeding import seed_everything
 from utils.training.experiment import Experiment, with_remedy
@@ -207,7 +208,7 @@ def evaluate(experiment: Experiment, datasets: Datasets, engine: Engine) -> None
         if workers is None and not experiment.arguments.resume:
             raise ConfigError('--evaluate: name the run, with --resume RUN')
         loaders = build_evaluation_loaders(configs, datasets, 0, 1, device)
-        model = prepared(configs.model.build().to(device), configs)
+        model = build_model(configs, device)
         parts = Evaluated(engine, device, model, loaders, precision=configs.train.precision)
         source = experiment.source(experiment.earlier(workers or 1))
         saved = Search(engine, device, source, evaluate=True).last(parts.model)
@@ -215,7 +216,7 @@ def evaluate(experiment: Experiment, datasets: Datasets, engine: Engine) -> None
         parts.model.load_state_dict(saved.model())
     say(engine, f'evaluates {saved.about}')
     for name, value in experiment.evaluate(parts, configs).items():
-        say(engine, f'[{name}] = {value:.2f}')
+        say(engine, f'[{name}] = {digits(value)}')
 
 
 def train(
@@ -262,7 +263,8 @@ def build_worker(
     """Join the server, and build what a worker trains with: its data depends on its slot."""
     configs, device = experiment.configs, experiment.device
     seed_everything(configs.seed)
-    model = prepared(configs.model.build().to(device), configs)
+    model = build_model(configs, device)
+    check_streams(model, datasets)
     optimizer = WorkerOptimizer(
         build_optimizer(configs, model, workers=1),
         model.named_parameters(),

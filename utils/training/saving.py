@@ -21,7 +21,8 @@ from dgc import Engine
 from dgc.handshake import gather_text
 from dgc.parameter_server import WorkerOptimizer
 from utils.agree import agreed
-from utils.build import Parts
+from utils.build import Parts, ranking
+from utils.carried import carried_by, carry
 from utils.checkpoint import Checkpoints, Position, not_finite
 from utils.cli import Stopped
 from utils.config import Config
@@ -149,6 +150,7 @@ class Saver(EpochHooks):
         self._every_minutes = configs.checkpoint.every_minutes
         self._epochs, self.first_step = first
         self._meters = meters_of(saved, engine, first)
+        self._ranking = ranking(configs)
         self._best = None if saved is None else saved.best
         self._best_epoch = None if saved is None else saved.best_epoch
         start = draw_start(engine, parts.device)
@@ -174,6 +176,7 @@ class Saver(EpochHooks):
         else:
             meters.load_state_dict(self._meters)
             set_random_state(self._meters['random'], self._parts.device)
+            carry(self._parts.model, self._meters.get('carried', []))
         self._meters = None
 
     def after_step(self, meters: EpochMeters) -> None:
@@ -216,7 +219,7 @@ class Saver(EpochHooks):
 
     def measured(self, metric: float | None) -> None:
         """Note whether the epoch that ends is the best so far; without a metric the last is."""
-        if metric is None or self._best is None or metric > self._best:
+        if metric is None or self._ranking.improves(metric, self._best):
             self._best, self._best_epoch = metric, self._epochs
 
     def end_epoch(self, is_last: bool) -> None:
@@ -259,7 +262,8 @@ class Saver(EpochHooks):
             # draw while this one waits for them.
             random = random_state(self._parts.device)
             state['samples'] = meters.step * self._parts.samples_per_step
-            state['meters'] = {**meters.state_dict(), 'random': random}
+            carried = carried_by(self._parts.model)
+            state['meters'] = {**meters.state_dict(), 'random': random, 'carried': carried}
         self._writer.start(position, snapshot(state))
         self._unfinished = position, self._best_epoch
         self._last = time.monotonic()

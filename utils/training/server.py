@@ -27,6 +27,7 @@ from utils.build import (
     check_metric,
     common,
     lengths,
+    ranking,
 )
 from utils.checkpoint import CheckpointError, Checkpoints, Position
 from utils.checks import build_composition
@@ -129,9 +130,11 @@ class ServerProcess:
         self._log.close()
         self._claim.close()
         if self._server.finished:
-            metric = self._experiment.configs.train.metric
+            configs = self._experiment.configs
+            metric = configs.train.metric
             epochs = [line for line in self._log.metrics.read() if metric in line]
-            print(closing_table(epochs, self._folder, metric), flush=True)
+            table = closing_table(epochs, self._folder, metric, ranking(configs))
+            print(table, flush=True)
 
     def _find_source(self) -> Path | None:
         """The folder with the checkpoints to go on from; None to begin from the start."""
@@ -235,10 +238,11 @@ class ServerProcess:
             numbers.update(self._evaluator.evaluate(state))
             name = self._experiment.configs.train.metric
             before = [line[name] for line in self._log.metrics.read() if name in line]
-            improved = not before or numbers[name] > max(before)
+            which = ranking(self._experiment.configs)
+            improved = not before or which.improves(numbers[name], which.best(before))
             self._log.write(epoch, numbers)
             model = self._evaluator.model.state_dict()
-            best = None if name is None else max([numbers[name], *before])
+            best = None if name is None else which.best([numbers[name], *before])
             position = Position(epoch + 1)
             with self._disk.tolerated(self._checkpoints.folder):
                 self._checkpoints.save(position, {'model': model, 'epoch': epoch, 'best': best})

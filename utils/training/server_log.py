@@ -12,6 +12,7 @@ from dgc.parameter_server import Entry, Observer, Update
 from utils.curves import Curves
 from utils.files import replacing
 from utils.log import NO_SETTINGS, Metrics
+from utils.meters import Ranking
 from utils.progress import best_row, where_to_look
 from utils.training.disk import Disk
 
@@ -230,7 +231,9 @@ def updates_lines(path: Path) -> Iterator[tuple[str, Update]]:
         log.warning('%s: the last line is cut (%.20r), and is skipped', path, last)
 
 
-def closing_table(epochs: Sequence[dict[str, float]], folder: Path, metric: str | None) -> str:
+def closing_table(
+    epochs: Sequence[dict[str, float]], folder: Path, metric: str | None, which: Ranking
+) -> str:
     """The summary of a run, as lines of text; '' where no epoch was evaluated."""
     if not epochs:
         return ''
@@ -239,7 +242,7 @@ def closing_table(epochs: Sequence[dict[str, float]], folder: Path, metric: str 
     dense = total['bytes/dense'] / 2
     last = epochs[-1]
     rows = {
-        **best_row(metric, epochs),
+        **best_row(metric, epochs, which),
         'updates': f'{last["updates"]:,} in {last["seconds"]:.1f} s',
         'bytes up': bytes_row(total['bytes/received'], dense),
         'bytes down': bytes_row(total['bytes/sent'], dense),

@@ -20,7 +20,7 @@ from utils.checkpoint import CheckpointError, Checkpoints, Position
 from utils.cli import Stopped
 from utils.config import Config
 from utils.log import RunLog, start_log
-from utils.progress import closing_table, say
+from utils.progress import closing_table, digits, say
 from utils.ranks import of_each_rank, residual_norm
 from utils.search import Saved, Search
 from utils.training.comparing import Agreeing
@@ -61,7 +61,7 @@ class Session:
         assert saved is not None
         say(engine, f'evaluates {saved.about}')
         for name, value in experiment.evaluate(parts, experiment.configs).items():
-            say(engine, f'[{name}] = {value:.2f}')
+            say(engine, f'[{name}] = {digits(value)}')
         return 0
 
     def train(self) -> int:

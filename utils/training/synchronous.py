@@ -35,7 +35,12 @@ class Synchronous:
         with StopSignals(engines.detect().rank) as signals:
             worker = partial(run_rank, experiment=experiment, signals=signals)
             return engines.run(
-                worker, settings.name, settings.size, experiment.device, experiment.patience
+                worker,
+                settings.name,
+                settings.size,
+                experiment.device,
+                experiment.patience,
+                settings.pipeline,
             )
 
 

@@ -7,10 +7,10 @@ import math
 from torch import Tensor
 
 from dgc import ops
-from dgc.codec.uniform import keys, uniform
 from dgc.codec.values.base import Unbiased
 from dgc.codec.values.linear import Linear
 from dgc.ops import native
+from dgc.ops.uniform import keys, uniform
 
 
 class QSGD(Linear):

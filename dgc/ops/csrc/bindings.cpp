@@ -24,8 +24,8 @@ using at::Tensor;
 // Elements per thread: below this, starting a second thread costs more than it saves.
 constexpr int64_t kGrain = 32768;
 
-// Elements from which on new buffers of a memory are written past the caches: 4 MiB each.
-constexpr int64_t kStreamed = 1 << 20;
+// Bytes from which on new buffers of a memory are written past the caches.
+constexpr int64_t kStreamed = 1 << 22;
 
 // Ranges of threads begin at multiples of it, so that blocks are aligned.
 constexpr int64_t kAligned = 512;
@@ -91,38 +91,50 @@ Type type_of(const Tensor& gradient) {
   }
 }
 
-Memory memory_of(const Tensor& v, at::TensorList gradients, const std::optional<Tensor>& u, int64_t rule, double m) {
+// Two keys of random numbers where the buffers are bfloat16; none where they are float32.
+Keys keys_of(at::IntArrayRef rounding, bool is_narrow) {
+  TORCH_CHECK(rounding.size() == (is_narrow ? 2 : 0),
+              "dgc: a memory in bfloat16 needs two keys of random numbers, and one in float32 takes none, got ",
+              rounding.size());
+  if (!is_narrow) return {0, 0};
+  return {static_cast<uint32_t>(rounding[0]), static_cast<uint32_t>(rounding[1])};
+}
+
+Memory memory_of(const Tensor& v, at::TensorList gradients, const std::optional<Tensor>& u, int64_t rule, double m,
+                 at::IntArrayRef rounding) {
   Memory memory{};
   TORCH_CHECK(rule >= 0 && rule <= 2, "dgc: there is no rule ", rule);
   memory.rule = static_cast<Rule>(rule);
   memory.momentum = static_cast<float>(m);
   TORCH_CHECK(!gradients.empty(), "dgc: there is no gradient");
   memory.type = type_of(gradients[0]);
-  check_flat(v, at::kFloat, "a memory's buffer");
+  memory.is_narrow = v.scalar_type() == at::kBFloat16;
+  memory.keys = keys_of(rounding, memory.is_narrow);
+  check_flat(v, memory.is_narrow ? at::kBFloat16 : at::kFloat, "a memory's buffer");
   TORCH_CHECK(u.has_value() == (memory.rule != Rule::kPlain), "dgc: every rule but the plain one needs a momentum buffer, and the plain one takes none");
   if (u.has_value()) {
-    check_flat(*u, at::kFloat, "a memory's buffer");
+    check_flat(*u, v.scalar_type(), "a memory's buffer");
     TORCH_CHECK(u->numel() == v.numel(), "dgc: ", u->numel(), " elements of momentum, ", v.numel(), " accumulated");
-    memory.u = u->data_ptr<float>();
+    memory.u = u->data_ptr();
   }
   memory.gradient = pieces_of<const void>(gradients, gradients[0].scalar_type(), v.numel(),
                                           [](const Tensor& t) { return t.const_data_ptr(); });
-  memory.v = memory.new_v = v.data_ptr<float>();
+  memory.v = memory.new_v = v.data_ptr();
   memory.new_u = memory.u;
   return memory;
 }
 
 // Write the updated buffers to others, v's first, in the place of their own.
-void write_to(Memory* memory, at::TensorList into, int64_t numel) {
+void write_to(Memory* memory, at::TensorList into, const Tensor& v) {
   const size_t wanted = memory->u == nullptr ? 1 : 2;
   TORCH_CHECK(into.size() == wanted, "dgc: ", wanted, " new buffers are expected, got ", into.size());
   for (const Tensor& each : into) {
-    check_flat(each, at::kFloat, "a memory's new buffer");
-    TORCH_CHECK(each.numel() == numel, "dgc: ", each.numel(), " elements of a new buffer, ", numel, " accumulated");
+    check_flat(each, v.scalar_type(), "a memory's new buffer");
+    TORCH_CHECK(each.numel() == v.numel(), "dgc: ", each.numel(), " elements of a new buffer, ", v.numel(), " accumulated");
   }
-  memory->new_v = into[0].data_ptr<float>();
-  if (wanted == 2) memory->new_u = into[1].data_ptr<float>();
-  memory->streams = numel >= kStreamed;
+  memory->new_v = into[0].data_ptr();
+  if (wanted == 2) memory->new_u = into[1].data_ptr();
+  memory->streams = static_cast<int64_t>(v.nbytes()) >= kStreamed;
 }
 
 using Search = std::function<void(int64_t begin, int64_t end, Found*)>;
@@ -159,26 +171,32 @@ Selection search(int64_t numel, int64_t limit, const Search& one_range) {
 }
 
 Selection accumulate(const Tensor& v, at::TensorList gradients, const std::optional<Tensor>& u, int64_t rule, double m,
-                     double threshold, int64_t limit, at::TensorList into) {
-  Memory memory = memory_of(v, gradients, u, rule, m);
-  if (!into.empty()) write_to(&memory, into, v.numel());
+                     double threshold, int64_t limit, at::TensorList into, at::IntArrayRef rounding) {
+  Memory memory = memory_of(v, gradients, u, rule, m, rounding);
+  if (!into.empty()) write_to(&memory, into, v);
   return search(v.numel(), limit, [&](int64_t begin, int64_t end, Found* found) {
     kernels().accumulate(memory, begin, end, static_cast<float>(threshold), limit, found);
   });
 }
 
 std::tuple<Tensor, Tensor, int64_t> collect(const Tensor& values, double threshold, int64_t limit) {
-  check_flat(values, at::kFloat, "values");
-  const float* data = values.const_data_ptr<float>();
+  const bool is_narrow = values.scalar_type() == at::kBFloat16;
+  check_flat(values, is_narrow ? at::kBFloat16 : at::kFloat, "values");
+  const void* data = values.const_data_ptr();
+  const float least = static_cast<float>(threshold);
   auto [indices, chosen, count, _] = search(values.numel(), limit, [&](int64_t begin, int64_t end, Found* found) {
-    kernels().collect(data, begin, end, static_cast<float>(threshold), limit, found);
+    if (is_narrow) {
+      kernels().collect_narrow(static_cast<const uint16_t*>(data), begin, end, least, limit, found);
+    } else {
+      kernels().collect(static_cast<const float*>(data), begin, end, least, limit, found);
+    }
   });
   return {indices, chosen, count};
 }
 
 Tensor sample(const Tensor& v, at::TensorList gradients, const std::optional<Tensor>& u, int64_t rule, double m,
-              const Tensor& positions) {
-  const Memory memory = memory_of(v, gradients, u, rule, m);
+              at::IntArrayRef rounding, const Tensor& positions) {
+  const Memory memory = memory_of(v, gradients, u, rule, m, rounding);
   check_positions(positions, v.numel());
   const int64_t count = positions.numel();
   const int64_t* at = positions.const_data_ptr<int64_t>();
@@ -319,11 +337,11 @@ void apply(at::TensorList parameters, at::TensorList buffers, at::IntArrayRef st
 TORCH_LIBRARY(dgc, library) {
   library.def(
       "accumulate(Tensor(a!) accumulated, Tensor[] gradients, Tensor(b!)? momentum_buffer, int rule, float momentum, "
-      "float threshold, int limit, Tensor(c!)[] into) -> (Tensor, Tensor, int, bool)");
+      "float threshold, int limit, Tensor(c!)[] into, int[] rounding) -> (Tensor, Tensor, int, bool)");
   library.def("collect(Tensor values, float threshold, int limit) -> (Tensor, Tensor, int)");
   library.def(
       "sample(Tensor accumulated, Tensor[] gradients, Tensor? momentum_buffer, int rule, float momentum, "
-      "Tensor positions) -> Tensor");
+      "int[] rounding, Tensor positions) -> Tensor");
   library.def("finite(Tensor[] tensors) -> bool");
   library.def("holders(Tensor tensor) -> int");
   library.def("spread(Tensor(a!)[] pieces, Tensor[] indices, Tensor[] values, float scale) -> ()");

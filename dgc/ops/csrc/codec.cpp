@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "checks.h"
+#include "uniform.h"
 
 namespace dgc {
 namespace {
@@ -83,15 +84,6 @@ Tensor encode(const Tensor& values, int64_t bits, int64_t block, const Round& ro
 Tensor linear_encode(const Tensor& values, int64_t bits, int64_t block) {
   // A half goes to the even number, as in torch.round.
   return encode(values, bits, block, [](float scaled, int64_t) { return std::nearbyint(scaled); });
-}
-
-// The hash of dgc/codec/uniform.py.
-inline uint32_t mix(uint32_t x) {
-  x ^= x >> 16;
-  x *= 0x21f0aaadu;
-  x ^= x >> 15;
-  x *= 0x735a2d97u;
-  return x ^ (x >> 15);
 }
 
 Tensor qsgd_encode(const Tensor& values, int64_t bits, int64_t block, int64_t first_key, int64_t second_key) {

@@ -37,6 +37,7 @@ inline float float_of(uint32_t bits) {
 // Magnitudes order as their bit patterns do. A maximum of integers is vectorized, one of floats is
 // not, because of NaN; here a NaN is above all other values.
 inline int32_t magnitude(float value) { return static_cast<int32_t>(bits_of(value) & 0x7fffffffu); }
+inline int32_t magnitude(uint16_t bfloat) { return (bfloat & 0x7fff) << 16; }
 
 inline float widen_half(uint16_t half) {
 #ifdef __F16C__
@@ -49,8 +50,11 @@ inline float widen_half(uint16_t half) {
 #endif
 }
 
-inline float widen(float value) { return value; }
 inline float widen_bfloat(uint16_t value) { return float_of(static_cast<uint32_t>(value) << 16); }
+
+// A number of a memory: float32, or the bits of a bfloat16.
+inline float number(float value) { return value; }
+inline float number(uint16_t value) { return widen_bfloat(value); }
 
 // The piece that holds a position. Of several that begin there it is the last: the others are empty.
 template <typename T>
@@ -123,12 +127,71 @@ int32_t nesterov(const float* g, const float* u, const float* v, float* new_u, f
   return largest;
 }
 
+// The rules over one block of bfloat16, by its position in the bucket. The result is rounded by a random
+// number of 32 bits: its upper half for v, its lower half for u.
+template <Rule kRule>
+int32_t rounding(const float* g, const uint16_t* u, const uint16_t* v, uint16_t* new_u, uint16_t* new_v, int32_t count,
+                 float m, Keys keys, uint32_t position) {
+  int32_t largest = 0;
+#pragma GCC ivdep
+  for (int32_t i = 0; i < count; ++i) {
+    const uint32_t draw = draw_at(keys, position + static_cast<uint32_t>(i));
+    float sum = widen_bfloat(v[i]);
+    if constexpr (kRule == Rule::kPlain) {
+      sum = sum + g[i];
+    } else {
+      float velocity = widen_bfloat(u[i]);
+      if constexpr (kRule == Rule::kMomentum) {
+        velocity = velocity * m + g[i];
+        sum = sum + velocity;
+      } else {
+        velocity = (velocity + g[i]) * m;
+        sum = sum + velocity + g[i];
+      }
+      new_u[i] = static_cast<uint16_t>(rounded(bits_of(velocity), draw & 0xffffu) >> 16);
+    }
+    const uint32_t word = rounded(bits_of(sum), draw >> 16);
+    new_v[i] = static_cast<uint16_t>(word >> 16);
+    largest = std::max(largest, static_cast<int32_t>(word & 0x7fff0000u));
+  }
+  return largest;
+}
+
+// One block by the rule of a memory, whose buffers have elements of type T.
+int32_t update_block(const Memory& memory, const float* g, const float* u, const float* v, float* new_u, float* new_v,
+                     int64_t count, int64_t) {
+  switch (memory.rule) {
+    case Rule::kPlain: return plain(g, v, new_v, count);
+    case Rule::kMomentum: return momentum(g, u, v, new_u, new_v, count, memory.momentum);
+    default: return nesterov(g, u, v, new_u, new_v, count, memory.momentum);
+  }
+}
+
+int32_t update_block(const Memory& memory, const float* g, const uint16_t* u, const uint16_t* v, uint16_t* new_u,
+                     uint16_t* new_v, int64_t count, int64_t position) {
+  const Keys keys = keys_at(memory.keys, position);
+  const auto run = [&](auto* loop) {
+    return loop(g, u, v, new_u, new_v, static_cast<int32_t>(count), memory.momentum, keys,
+                static_cast<uint32_t>(position));
+  };
+  switch (memory.rule) {
+    case Rule::kPlain: return run(rounding<Rule::kPlain>);
+    case Rule::kMomentum: return run(rounding<Rule::kMomentum>);
+    default: return run(rounding<Rule::kNesterov>);
+  }
+}
+
 // Copy a block past the caches, where it begins at a multiple of a vector.
-void stream(const float* from, float* to, int64_t count) {
+template <typename T>
+void stream(const T* from, T* to, int64_t count) {
   int64_t i = 0;
 #ifdef __AVX__
+  constexpr int64_t kVector = 32 / sizeof(T);
   if (reinterpret_cast<uintptr_t>(to) % 32 == 0) {
-    for (; i + 8 <= count; i += 8) _mm256_stream_ps(to + i, _mm256_loadu_ps(from + i));
+    for (; i + kVector <= count; i += kVector) {
+      const __m256i vector = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i));
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(to + i), vector);
+    }
   }
 #endif
   std::copy(from + i, from + count, to + i);
@@ -141,7 +204,8 @@ void end_streaming() {
 #endif
 }
 
-int32_t largest_of(const float* __restrict values, int64_t count) {
+template <typename T>
+int32_t largest_of(const T* __restrict values, int64_t count) {
   int32_t largest = 0;
   for (int64_t i = 0; i < count; ++i) largest = std::max(largest, magnitude(values[i]));
   return largest;
@@ -150,7 +214,8 @@ int32_t largest_of(const float* __restrict values, int64_t count) {
 // With a threshold of 0, every element that is not 0 is found.
 inline int32_t lowest_wanted(float threshold) { return std::max(magnitude(threshold), 1); }
 
-void collect_block(const float* values, int64_t begin, int64_t count, int32_t lowest, int64_t limit, Found* found) {
+template <typename T>
+void collect_block(const T* values, int64_t begin, int64_t count, int32_t lowest, int64_t limit, Found* found) {
   constexpr int64_t kGroup = 16;
   for (int64_t first = 0; first < count; first += kGroup) {
     const int64_t end = std::min(first + kGroup, count);
@@ -159,45 +224,53 @@ void collect_block(const float* values, int64_t begin, int64_t count, int32_t lo
       if (magnitude(values[i]) < lowest) continue;
       if (found->count++ >= limit) continue;
       found->indices.push_back(begin + i);
-      found->values.push_back(values[i]);
+      found->values.push_back(number(values[i]));
     }
   }
 }
 
 constexpr int32_t kInfinity = 0x7f800000;  // the magnitude of an infinity; those of NaN are larger
 
-void accumulate(const Memory& memory, int64_t begin, int64_t end, float threshold, int64_t limit, Found* found) {
+// Elements from a position to the next multiple of 2^32, which enters the keys of random numbers.
+inline int64_t until_next_keys(int64_t position) { return (int64_t{1} << 32) - (position & 0xffffffff); }
+
+template <typename T>
+void accumulate_of(const Memory& memory, int64_t begin, int64_t end, float threshold, int64_t limit, Found* found) {
   const int32_t lowest = lowest_wanted(threshold);
-  float buffer[kBlock], block_u[kBlock], block_v[kBlock];
+  float buffer[kBlock];
+  T block_u[kBlock], block_v[kBlock];
+  const T *old_u = static_cast<const T*>(memory.u), *old_v = static_cast<const T*>(memory.v);
+  T *into_u = static_cast<T*>(memory.new_u), *into_v = static_cast<T*>(memory.new_v);
   int64_t count = 0;
   for (int64_t first = begin; first < end; first += count) {
     const Piece<const void>* piece = piece_of(memory.gradient, first);
-    count = std::min({kBlock, end - first, piece[1].begin - first});
+    count = std::min({kBlock, end - first, piece[1].begin - first, until_next_keys(first)});
     const float* g = gradient_block(memory.type, piece->data, first - piece->begin, count, buffer);
-    const float* v = memory.v + first;
-    const float* u = memory.u == nullptr ? nullptr : memory.u + first;
-    float* new_u = memory.streams || u == nullptr ? block_u : memory.new_u + first;
-    float* new_v = memory.streams ? block_v : memory.new_v + first;
-    int32_t largest = 0;
-    switch (memory.rule) {
-      case Rule::kPlain: largest = plain(g, v, new_v, count); break;
-      case Rule::kMomentum: largest = momentum(g, u, v, new_u, new_v, count, memory.momentum); break;
-      case Rule::kNesterov: largest = nesterov(g, u, v, new_u, new_v, count, memory.momentum); break;
-    }
+    const T* v = old_v + first;
+    const T* u = old_u == nullptr ? nullptr : old_u + first;
+    T* new_u = memory.streams || u == nullptr ? block_u : into_u + first;
+    T* new_v = memory.streams ? block_v : into_v + first;
+    const int32_t largest = update_block(memory, g, u, v, new_u, new_v, count, first);
     if (largest >= kInfinity) {
       found->is_finite = false;
       if (!memory.in_place()) break;
     }
     if (largest >= lowest) collect_block(new_v, first, count, lowest, limit, found);
     if (memory.streams) {
-      stream(block_v, memory.new_v + first, count);
-      if (memory.rule != Rule::kPlain) stream(block_u, memory.new_u + first, count);
+      stream(block_v, into_v + first, count);
+      if (memory.rule != Rule::kPlain) stream(block_u, into_u + first, count);
     }
   }
   if (memory.streams) end_streaming();
 }
 
-void collect(const float* values, int64_t begin, int64_t end, float threshold, int64_t limit, Found* found) {
+void accumulate(const Memory& memory, int64_t begin, int64_t end, float threshold, int64_t limit, Found* found) {
+  const auto loop = memory.is_narrow ? accumulate_of<uint16_t> : accumulate_of<float>;
+  loop(memory, begin, end, threshold, limit, found);
+}
+
+template <typename T>
+void collect(const T* values, int64_t begin, int64_t end, float threshold, int64_t limit, Found* found) {
   const int32_t lowest = lowest_wanted(threshold);
   for (int64_t first = begin; first < end; first += kBlock) {
     const int64_t count = std::min(kBlock, end - first);
@@ -216,30 +289,42 @@ inline float gradient_at(Type type, const void* piece, int64_t offset) {
 }
 
 // Ask for the cache lines of a position, each of which would otherwise be waited for.
+template <typename T>
 inline void prefetch(const Memory& memory, const Piece<const void>* piece, int64_t position) {
-  __builtin_prefetch(memory.v + position);
-  if (memory.rule != Rule::kPlain) __builtin_prefetch(memory.u + position);
+  __builtin_prefetch(static_cast<const T*>(memory.v) + position);
+  if (memory.rule != Rule::kPlain) __builtin_prefetch(static_cast<const T*>(memory.u) + position);
   if (position < piece->begin || position >= piece[1].begin) return;
   const int64_t bytes = memory.type == Type::kFloat32 ? 4 : 2;
   __builtin_prefetch(static_cast<const char*>(piece->data) + (position - piece->begin) * bytes);
 }
 
-void sample(const Memory& memory, const int64_t* positions, int64_t begin, int64_t end, float* out) {
+template <typename T>
+void sample_of(const Memory& memory, const int64_t* positions, int64_t begin, int64_t end, float* out) {
   constexpr int64_t kAhead = 64;  // positions: of 16 runs of neighbours
   const Piece<const void>* piece = memory.gradient.data();
+  const T *old_u = static_cast<const T*>(memory.u), *old_v = static_cast<const T*>(memory.v);
   for (int64_t i = begin; i < end; ++i) {
-    if (i + kAhead < end) prefetch(memory, piece, positions[i + kAhead]);
+    if (i + kAhead < end) prefetch<T>(memory, piece, positions[i + kAhead]);
     const int64_t position = positions[i];
     piece = piece_from(piece, memory.gradient, position);
     const float g = gradient_at(memory.type, piece->data, position - piece->begin);
-    float v = memory.v[position];
+    float v = number(old_v[position]);
     switch (memory.rule) {
       case Rule::kPlain: v = v + g; break;
-      case Rule::kMomentum: v = v + (memory.u[position] * memory.momentum + g); break;
-      case Rule::kNesterov: v = v + (memory.u[position] + g) * memory.momentum + g; break;
+      case Rule::kMomentum: v = v + (number(old_u[position]) * memory.momentum + g); break;
+      case Rule::kNesterov: v = v + (number(old_u[position]) + g) * memory.momentum + g; break;
+    }
+    if constexpr (sizeof(T) == sizeof(uint16_t)) {
+      const uint32_t draw = draw_at(keys_at(memory.keys, position), static_cast<uint32_t>(position));
+      v = float_of(rounded(bits_of(v), draw >> 16) & 0xffff0000u);
     }
     out[i] = std::fabs(v);
   }
+}
+
+void sample(const Memory& memory, const int64_t* positions, int64_t begin, int64_t end, float* out) {
+  const auto loop = memory.is_narrow ? sample_of<uint16_t> : sample_of<float>;
+  loop(memory, positions, begin, end, out);
 }
 
 template <typename Word>
@@ -308,8 +393,8 @@ void step(const DecayedStep& given, int64_t begin, int64_t end) {
 }  // namespace DGC_ISA
 
 const Kernels& DGC_NAME(DGC_ISA, _kernels)() {
-  static const Kernels kernels = {DGC_ISA::accumulate, DGC_ISA::collect, DGC_ISA::sample,
-                                  DGC_ISA::finite, DGC_ISA::add, DGC_ISA::step};
+  static const Kernels kernels = {DGC_ISA::accumulate, DGC_ISA::collect<float>, DGC_ISA::collect<uint16_t>,
+                                  DGC_ISA::sample, DGC_ISA::finite, DGC_ISA::add, DGC_ISA::step};
   return kernels;
 }
 

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "rounding.h"
+
 namespace dgc {
 
 // How a memory adds a gradient g. With a momentum buffer u and an accumulated buffer v:
@@ -27,16 +29,18 @@ struct Piece {
 template <typename T>
 using Pieces = std::vector<Piece<T>>;
 
-// The buffers of a memory, and the gradient to be added.
+// The buffers of a memory, all float32 or all bfloat16, and the gradient to be added in float32.
 struct Memory {
   Rule rule;
   float momentum;
   Type type;
   Pieces<const void> gradient;
-  float* u;  // null where the rule has none
-  float* v;
-  float* new_u;  // where the updated buffers are written: u and v themselves, or storage that does not
-  float* new_v;  // overlap them
+  bool is_narrow;  // bfloat16
+  Keys keys;       // of the random numbers that round the results to it
+  void* u;         // null where the rule has none
+  void* v;
+  void* new_u;   // where the updated buffers are written: u and v themselves, or storage that does not
+  void* new_v;   // overlap them
   bool streams;  // past the caches, which the new buffers would not fit
 
   bool in_place() const { return new_v == v; }
@@ -67,6 +71,8 @@ struct Kernels {
   void (*accumulate)(const Memory&, int64_t begin, int64_t end, float threshold, int64_t limit, Found*);
   // Collect from [begin, end) of values.
   void (*collect)(const float* values, int64_t begin, int64_t end, float threshold, int64_t limit, Found*);
+  // The same of the bits of bfloat16 values.
+  void (*collect_narrow)(const uint16_t* values, int64_t begin, int64_t end, float threshold, int64_t limit, Found*);
   // |v| as it will be once the gradient is added, at positions[i] for i in [begin, end).
   void (*sample)(const Memory&, const int64_t* positions, int64_t begin, int64_t end, float* out);
   // Whether [begin, end) of data holds neither an infinity nor a NaN.

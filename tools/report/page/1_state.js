@@ -51,7 +51,11 @@ function metrics() {
   return [...names].filter((name) => /^(acc|loss|meter)\//.test(name) || ofTask().some((run) => run.summary.metric === name));
 }
 
-const isLower = (metric) => /loss|error|perplexity/.test(metric);
+// Whether lower values are better: as a run's meter says, or else by the name.
+function isLower(metric) {
+  const run = ofTask().find((each) => each.summary.metric === metric && each.summary.better);
+  return run ? run.summary.better === 'lower' : /loss|error|perplexity|bits/.test(metric);
+}
 const better = (a, b) => (isLower(state.metric) ? a < b : a > b);
 
 // The best value of the quality so far, within a limit on a column; null where there is none.

@@ -7,7 +7,8 @@ import os
 import pytest
 import torch
 
-from utils import build, cores
+from dgc.engines import cores
+from utils import build
 
 
 def group(folder, files):

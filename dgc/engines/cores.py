@@ -9,7 +9,9 @@ from pathlib import Path, PurePosixPath
 
 def available_cores() -> float:
     """Return the number of cores that this process may keep busy, such as 1.5; above 0."""
-    return min(float(len(os.sched_getaffinity(0))), quota())
+    has_affinity = hasattr(os, 'sched_getaffinity')  # not on macOS
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return min(float(cores), quota())
 
 
 def quota(cgroups: Path = Path('/sys/fs/cgroup'), own: Path = Path('/proc/self/cgroup')) -> float:

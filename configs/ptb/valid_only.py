@@ -1,0 +1,6 @@
+"""The validation text trains, where the training text is missing: not comparable with others."""
+
+from utils.config import configs
+
+configs.dataset.train_on = 'valid'
+configs.train.metric = 'perplexity/test'
