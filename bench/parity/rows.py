@@ -56,7 +56,8 @@ def adaptive() -> dict[str, Row]:
                 name = f'{memory}-{density:g}{start}'
                 own = {**settings, 'train.compression.compress_ratio': density}
                 if start:
-                    own['train.compression.warmup_epochs'] = 0
+                    own |= {'train.compression.warmup_epochs': 0}
+                    own |= {'train.compression.warmup_steps': 0}
                 after = () if memory == 'residual' else ('configs/optim/first_moment.py',)
                 found[name] = Row(name, ('configs/dgc/wm5.py',), after, own)
     return found
