@@ -46,7 +46,7 @@ from dgc.exchanges import (
     OkTopK,
     SparDL,
 )
-from dgc.memory import MomentumCorrection, Residual
+from dgc.memory import FirstMoment, MomentumCorrection, Residual
 from dgc.planner import Adaptive, BySize, Merged, PerTensor, Whole
 from dgc.reducer import Progress
 from dgc.rules import LayerRules
@@ -144,6 +144,10 @@ TABLE |= {
         lambda: sparse(memory=Residual(), compressor=PeriodicThreshold(period=4))
     ),
     'residual fp16': Row(lambda: sparse(memory=Residual(), fp16_values=True, int32_indices=True)),
+    'first moment': Row(lambda: sparse(memory=FirstMoment()), frozenset()),
+    'first moment masked fp16': Row(
+        lambda: sparse(memory=FirstMoment(momentum_masking=True), fp16_values=True), frozenset()
+    ),
     'gaussian-k residual': Row(lambda: sparse(memory=Residual(), compressor=GaussianThreshold())),
 }
 # Each exchange that truncates, for more ranks and more steps.
