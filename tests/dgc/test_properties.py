@@ -1,8 +1,7 @@
 """The laws that each algorithm declares, from one table over all compositions.
 
-Rows are the algorithms of ``dgc.ALGORITHMS`` that need no server, each with its own laws, and
-variants of Deep Gradient Compression and of the exchanges that exercise one part each. What takes
-the movement of local steps takes gradients as well.
+Rows are the synchronous algorithms of ``dgc.ALGORITHMS``, each with its own laws, and variants of
+Deep Gradient Compression and of the exchanges that exercise one part each.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from dgc.exchanges import (
     OkTopK,
     SparDL,
 )
-from dgc.memory import MomentumCorrection, Residual
+from dgc.memory import FirstMoment, MomentumCorrection, Residual
 from dgc.planner import Adaptive, BySize, Merged, PerTensor, Whole
 from dgc.reducer import Progress
 from dgc.rules import LayerRules
@@ -75,6 +74,11 @@ SETTINGS: dict[str, dict[str, object]] = {
 }
 
 
+# Those for the movement of local steps, which take gradients as well. Others differ from these, or
+# from dense, in what surrounds them: test_local_methods.py.
+MOVEMENTS = ('sparse-loco', 'quantized-diloco')
+
+
 class Row(NamedTuple):
     """What makes a fresh composition, and the laws that hold for it."""
 
@@ -92,7 +96,9 @@ def row_of(name: str) -> Row:
 UNCOMPRESSED = ALGORITHMS['dense'].laws
 ROUNDED = frozenset({Law.CONSERVES_ROUNDED, Law.FLUSHES})  # of memories in bfloat16
 TABLE: dict[str, Row] = {
-    name: row_of(name) for name, row in ALGORITHMS.items() if row.kind is not Kind.ASYNCHRONOUS
+    name: row_of(name)
+    for name, row in ALGORITHMS.items()
+    if row.kind is Kind.SYNCHRONOUS or name in MOVEMENTS
 }
 TABLE |= {
     'dense, small buckets': Row(lambda: dgc.dense(planner=PerTensor(dense_bytes=8)), UNCOMPRESSED),
@@ -138,6 +144,10 @@ TABLE |= {
         lambda: sparse(memory=Residual(), compressor=PeriodicThreshold(period=4))
     ),
     'residual fp16': Row(lambda: sparse(memory=Residual(), fp16_values=True, int32_indices=True)),
+    'first moment': Row(lambda: sparse(memory=FirstMoment()), frozenset()),
+    'first moment masked fp16': Row(
+        lambda: sparse(memory=FirstMoment(momentum_masking=True), fp16_values=True), frozenset()
+    ),
     'gaussian-k residual': Row(lambda: sparse(memory=Residual(), compressor=GaussianThreshold())),
 }
 # Each exchange that truncates, for more ranks and more steps.
