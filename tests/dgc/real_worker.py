@@ -64,3 +64,26 @@ def pipelined(engine: dgc.Engine, row: str, pipelines: list[bool]) -> list[bytes
     train(optimizer, named, STEPS, engine.rank)
     engine.pipeline = before
     return [tensor.numpy().tobytes() for tensor in values(named)]
+
+
+def negotiations(engine: dgc.Engine, row: str) -> tuple[int, bool, list[list[str]]]:
+    """The number of buckets, whether the last one is compressed, and the names by which Horovod
+    matches the collectives of each step."""
+    names: list[str] = []
+    label = engine._label
+
+    def noted(kind: str, tensor: Tensor) -> str:
+        names.append(label(kind, tensor))
+        return names[-1]
+
+    engine._label = noted
+    named = parameters()
+    optimizer = wrap(named, TABLE[row].make(), engine)
+    steps = []
+    for step in range(STEPS):
+        names.clear()
+        train(optimizer, named, [step], engine.rank)
+        steps.append([*names])
+    engine._label = label
+    last = optimizer.buckets[-1]
+    return len(optimizer.buckets), last.density is not None, steps
