@@ -545,6 +545,7 @@ class TorchftEngine(Engine):
         received = None if source is None else torch.empty_like(host)
 
         def start() -> list[Any]:
+            """Begin to send and to receive; return what is to be waited for."""
             works = []
             if destination is not None:
                 works.append(self._group.send([host], destination, 0))

@@ -106,16 +106,17 @@ def apply(
         settings += target.settings
         settings += [0.0] * (SETTINGS - len(target.settings))
     buffers = [target.buffer for target in targets if target.buffer is not None]
-    torch.ops.dgc.apply(
-        [target.parameter.detach() for target in targets],
-        buffers,
-        [target.step for target in targets],
-        settings,
-        [readable(indices_of(contribution)) for contribution in contributions],
-        [readable(contribution.values) for contribution in contributions],
-        scale,
-        None if gradient is None else readable(gradient),
-    )
+    with torch.no_grad():
+        torch.ops.dgc.apply(
+            [target.parameter for target in targets],
+            buffers,
+            [target.step for target in targets],
+            settings,
+            [readable(indices_of(contribution)) for contribution in contributions],
+            [readable(contribution.values) for contribution in contributions],
+            scale,
+            None if gradient is None else readable(gradient),
+        )
     written = [target.parameter for target in targets if target.step is not Step.NONE]
     note_written([*written, *buffers])
 

@@ -6,7 +6,6 @@ closed, and its heartbeats end.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 from dgc_helpers import Named, loss, parameters
+from elastic_lighthouse import Lighthouse
 from torch import Tensor
 
 import dgc
@@ -21,40 +21,12 @@ from dgc.elastic import ElasticOptimizer, ElasticSettings, TorchftEngine
 from dgc.memory import AveragedMomentum
 from dgc.optim import OneBitAdam
 
-os.environ.setdefault('RUST_LOG', 'warn')  # before torchft is imported
-
 LIMIT = 60.0  # seconds for all workers
 RATE = 0.1
 
 
 class Died(Exception):
     """A worker dies here."""
-
-
-class Lighthouse:
-    """torchft's lighthouse, which can be stopped and started again at the same port."""
-
-    def __init__(self) -> None:
-        self._server: Any = None
-        self.port = 0
-        self.start()
-
-    def start(self) -> None:
-        from torchft.coordination import LighthouseServer
-
-        self._server = LighthouseServer(
-            bind=f'127.0.0.1:{self.port}',
-            min_replicas=1,
-            join_timeout_ms=2000,
-            quorum_tick_ms=10,
-            heartbeat_timeout_ms=1000,
-        )
-        self.port = int(self._server.address().rpartition(':')[2])
-
-    def stop(self) -> None:
-        if self._server is not None:
-            self._server.shutdown()
-        self._server = None
 
 
 class Worker(threading.Thread):

@@ -36,8 +36,10 @@ def reported(caplog, seconds, limit, *notices, runs=()) -> str:
         runs: Notices of workers that run, and are in no call.
     """
     call = GroupCall(1, 'all_reduce of bucket conv1', time.monotonic() - seconds, limit, SETTING)
-    watch = ElasticWatch(Notice('127.0.0.1'), lambda: call, 30.0)
+    calls: list[GroupCall | None] = [None]  # of the group, once it is known
+    watch = ElasticWatch(Notice('127.0.0.1'), lambda: calls[0], 30.0)
     watch.follow(0, ['w0', 'w1', 'w2'][: len(notices) + 1], ['', *notices])
+    calls[0] = call
     deadline, number = time.monotonic() + 3, 0
     while not caplog.messages and time.monotonic() < deadline:
         number += 1

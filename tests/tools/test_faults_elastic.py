@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 
-from tools.faults import elastic
+from tools.faults import elastic, report
 from tools.faults.elastic import Job, Round, parse, quantile, run, summary
 
 pytest.importorskip('torchft', reason='torchft is not installed (there is no wheel for all)')
@@ -71,6 +72,27 @@ def test_a_round_that_is_in_the_file_is_not_repeated(tmp_path, monkeypatch, caps
     assert len(made) == 4
 
 
+def test_the_table_of_the_docs_is_that_of_the_file(tmp_path, monkeypatch, capsys):
+    page, words = tmp_path / 'page.md', ['--rounds', '2', '--results', str(tmp_path / 'lines')]
+    begin, end = report.marks('elastic')
+    page.write_text(f'{begin}\n{end}\n')
+    monkeypatch.setattr(elastic, 'PAGE', page)
+    assert elastic.main([*words, '--write']) == 2  # there is nothing to write yet
+
+    def fake(kind, number, arguments, folder):
+        return Round(kind, number, number, kills=number, accuracy=[98.0], parameters=['a'])
+
+    monkeypatch.setattr(elastic, 'run', fake)
+    assert elastic.main([*words, '--kinds', 'dgc']) == 0
+    monkeypatch.delattr(elastic, 'run')
+    assert elastic.main([*words, '--write']) == 0  # of the kind that is there, and runs nothing
+    text = page.read_text()
+    assert text.startswith(f'{begin}\n| composition |')
+    assert text.endswith(f'\n{end}\n')
+    assert '| dgc | 3 |' in text
+    assert '| dense |' not in text
+
+
 def test_all_that_are_killed_go_on_from_their_last_checkpoint(tmp_path, warm_python):
     """The same command starts them again; one has lost its disk, and takes the others' state."""
     job = Job('dgc', tmp_path / 'job', 2, 3, 0, '--configs.checkpoint.every_steps=10')
@@ -78,9 +100,8 @@ def test_all_that_are_killed_go_on_from_their_last_checkpoint(tmp_path, warm_pyt
         for name in ('lighthouse', *job.names):
             job.start(name)
         job.set_pace(0.02)
-        runs, steps = job.folder / 'runs', 'checkpoints/e0001.s*.pth'
-        has_saved = lambda: all([*runs.glob(f'*/{name}/{steps}')] for name in job.names)  # noqa: E731
-        assert elastic.wait_until(has_saved, 60)
+        runs = job.folder / 'runs'
+        assert elastic.wait_until(lambda: all(has_saved(runs, name) for name in job.names), 60)
         for name in job.names:
             job.kill(name)
         folders = [next(runs.glob(f'*/{name}')) for name in job.names]
@@ -109,3 +130,8 @@ def test_all_that_are_killed_go_on_from_their_last_checkpoint(tmp_path, warm_pyt
 
 def ended(job: Job, name: str) -> bool:
     return job.processes[name].poll() is not None
+
+
+def has_saved(runs: Path, name: str) -> bool:
+    """Whether a worker has a checkpoint within its second epoch."""
+    return any(runs.glob(f'*/{name}/checkpoints/e0001.s*.pth'))

@@ -20,6 +20,7 @@ from dgc.elastic import ElasticOptimizer, TorchftEngine
 from dgc.elastic.optimizer import Change, name_of
 from dgc.engines import EngineError, LocalEngine, detect
 from dgc.engines.base import as_bytes
+from utils.agree import agreed
 from utils.build import (
     Parts,
     build_evaluation_loaders,
@@ -30,6 +31,7 @@ from utils.build import (
     check_meters,
     check_metric,
     common,
+    scaled_rate,
     threads,
 )
 from utils.checkpoint import CheckpointError, Position
@@ -305,12 +307,14 @@ def run_worker(experiment: Experiment, signals: StopSignals) -> int:
         events = Events()
         events.add('start', worker=engine.worker)
         trainer = Trainer(experiment, datasets, engine, events)
-        saved = find(experiment, folder, trainer.parts.model)
+        with agreed(LocalEngine(), experiment.device):  # of itself: others may find theirs
+            saved = find(experiment, folder, trainer.parts.model)
         if is_complete(saved, configs):
             engine.close()
             say(trainer.parts.engine, f'{folder} is complete: there is nothing left to train')
             return 0
-        trainer.begin(saved)
+        with agreed(LocalEngine(), experiment.device):
+            trainer.begin(saved)
     log = trainer.open_log(folder)
     try:
         signals.waits = True
@@ -407,6 +411,7 @@ class Trainer:
             optimizer=self.optimizer,
             rate=build_rate(configs, self.optimizer, len(self.share), 1),
             share=self.share,  # type: ignore[arg-type]
+            precision=train.precision,
         )
         check_meters(configs, self.parts)
 
@@ -526,7 +531,6 @@ class Trainer:
 
 def set_scaled_rate(configs: Config, optimizer: Optimizer, workers: int) -> None:
     """Set the learning rate to the configured one, times batches per step and workers."""
-    train = configs.train
     for group in optimizer.param_groups:
-        group['lr'] = train.optimizer.lr * train.num_batches_per_step * workers
+        group['lr'] = scaled_rate(configs, workers)
         group.pop('initial_lr', None)  # which a scheduler has kept
