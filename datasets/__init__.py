@@ -10,17 +10,24 @@ from datasets.cifar import CIFAR
 from datasets.digits import Digits
 from datasets.errors import DatasetError
 from datasets.imagenet import ImageNet
+from datasets.imdb import IMDB
 from datasets.mnist import MNIST
+from datasets.speech import AN4, Speech
+from datasets.synthesised import SynthesisedWords
 from datasets.text import PennTreebank, TextFile
 from datasets.tiny_imagenet import TinyImageNet
 
 __all__ = [
+    'AN4',
     'CIFAR',
+    'IMDB',
     'MNIST',
     'DatasetError',
     'Digits',
     'ImageNet',
     'PennTreebank',
+    'Speech',
+    'SynthesisedWords',
     'TextFile',
     'TinyImageNet',
 ]

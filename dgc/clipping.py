@@ -60,6 +60,23 @@ class ClipByValue(Clipping):
                 piece.clamp_(-self.limit, self.limit)
 
 
+class ClipByDeviation(Clipping):
+    """Clamps every element to ``limit`` standard deviations of its parameter's local gradient.
+
+    TernGrad (Wen et al., arXiv 1705.07878, section 5): without it one outlier is the scale of all
+    elements of a block. Unlike the other limits, this one is a number of deviations, the same for
+    any number of ranks; it is 2.5 in the paper. Deviations are from 0, about which gradients lie.
+    """
+
+    def clip(self, buckets: Sequence[Bucket], engine: Engine) -> None:
+        """Clamp by each parameter's own deviation, without communication."""
+        for bucket in buckets:
+            for _, gradient in bucket.gradients():
+                bound = self.limit * norm([gradient]) / math.sqrt(max(gradient.numel(), 1))
+                bound = bound.to(gradient.dtype)
+                torch.clamp(gradient, -bound, bound, out=gradient)
+
+
 class ClipByNorm(Clipping):
     """Scales each parameter's local gradient to a norm of at most ``limit·√P``."""
 

@@ -7,20 +7,28 @@ from dgc.algorithms.deep_gradient_compression import deep_gradient_compression
 from dgc.algorithms.demo import demo
 from dgc.algorithms.dense import dense
 from dgc.algorithms.dgs import asgd, async_dgc, dgs, gradient_dropping
-from dgc.algorithms.diloco import diloco
+from dgc.algorithms.diloco import diloco, quantized_diloco
 from dgc.algorithms.gaussian_k import gaussian_k
 from dgc.algorithms.gtopk import gtopk, gtopk_doubling
 from dgc.algorithms.hierarchical import hierarchical
 from dgc.algorithms.lags import lags
 from dgc.algorithms.merged import mgwfbp, omgs
+from dgc.algorithms.muloco import muloco
+from dgc.algorithms.natural import natural
 from dgc.algorithms.oktopk import oktopk
 from dgc.algorithms.one_bit_adam import one_bit_adam
+from dgc.algorithms.one_bit_sgd import one_bit_sgd
 from dgc.algorithms.power_sgd import power_sgd
 from dgc.algorithms.qsgd import qsgd
 from dgc.algorithms.random_k import random_k
-from dgc.algorithms.sign_sgd import ef_sign_sgd, sign_sgd
+from dgc.algorithms.sidco import sidco
+from dgc.algorithms.sign_sgd import ef_sign_sgd, sign_sgd, signum
 from dgc.algorithms.spardl import spardl, spardl_bruck, spardl_lres, spardl_pres, spardl_teams
+from dgc.algorithms.sparse_loco import sparse_loco
+from dgc.algorithms.streaming_diloco import streaming_diloco
 from dgc.algorithms.table import CONSERVING, Algorithm, Kind, Law
+from dgc.algorithms.tern_grad import tern_grad
+from dgc.algorithms.threshold_v import threshold_v
 from dgc.optim import OneBitAdam
 
 __all__ = ['ALGORITHMS', 'Algorithm', 'Kind', 'Law']
@@ -53,6 +61,20 @@ ALGORITHMS: dict[str, Algorithm] = {
             'Shi et al., arXiv 1911.08772',
             gaussian_k,
             ('configs/dgc/wm5.py', 'configs/dgc/gaussian.py'),
+        ),
+        Algorithm(
+            'sidco',
+            'SIDCo: threshold of exponential tails, fitted in stages, all-gather',
+            'Abdelmoniem et al., MLSys 2021, arXiv 2101.10761',
+            sidco,
+            ('configs/dgc/wm5.py', 'configs/dgc/sidco.py'),
+        ),
+        Algorithm(
+            'threshold-v',
+            'all elements above a fixed magnitude, in messages of their own length',
+            'Strom, Interspeech 2015; Dutta et al., AAAI 2020, arXiv 1911.08250',
+            threshold_v,
+            ('configs/dgc/wm0.py', 'configs/dgc/threshold_v.py'),
         ),
         Algorithm(
             'gtopk',
@@ -159,6 +181,15 @@ ALGORITHMS: dict[str, Algorithm] = {
             has_density=False,
         ),
         Algorithm(
+            'signum',
+            'one bit per element of a momentum, combined by majority vote',
+            'Bernstein et al., ICML 2018, arXiv 1810.05291',
+            signum,
+            ('configs/signsgd/signum.py',),
+            frozenset({Law.EQUALS_DENSE}),
+            has_density=False,
+        ),
+        Algorithm(
             'ef-sign-sgd',
             'one bit per element, scaled, with a residual',
             'Karimireddy et al., ICML 2019, arXiv 1901.09847',
@@ -167,11 +198,37 @@ ALGORITHMS: dict[str, Algorithm] = {
             has_density=False,
         ),
         Algorithm(
+            'one-bit-sgd',
+            'one bit per element, two means per row, with a residual',
+            'Seide et al., Interspeech 2014',
+            one_bit_sgd,
+            ('configs/signsgd/one_bit_sgd.py',),
+            has_density=False,
+        ),
+        Algorithm(
             'qsgd',
             'values rounded at random to a few levels, unbiased',
             'Alistarh et al., NeurIPS 2017, arXiv 1610.02132',
             qsgd,
             ('configs/qsgd/bits4.py',),
+            frozenset({Law.EQUALS_DENSE}),
+            has_density=False,
+        ),
+        Algorithm(
+            'terngrad',
+            'values rounded at random to -1, 0 or 1 times a maximum, unbiased',
+            'Wen et al., NeurIPS 2017, arXiv 1705.07878',
+            tern_grad,
+            ('configs/terngrad/clipped.py',),
+            frozenset({Law.EQUALS_DENSE}),
+            has_density=False,
+        ),
+        Algorithm(
+            'natural',
+            'values rounded at random to powers of two, unbiased',
+            'Horváth et al., MSML 2022, arXiv 1905.10988',
+            natural,
+            ('configs/natural/bits8.py',),
             frozenset({Law.EQUALS_DENSE}),
             has_density=False,
         ),
@@ -215,6 +272,46 @@ ALGORITHMS: dict[str, Algorithm] = {
             'Douillard et al., arXiv 2311.08105',
             diloco,
             ('configs/diloco/diloco.py',),
+            frozenset({Law.EQUALS_DENSE}),
+            Kind.LOCAL_STEPS,
+            has_density=False,
+        ),
+        Algorithm(
+            'quantized-diloco',
+            'DiLoCo with movements of 8 or 4 bits',
+            'Douillard et al., arXiv 2311.08105',
+            quantized_diloco,
+            ('configs/diloco/int8.py',),
+            frozenset({Law.EQUALS_DENSE}),
+            Kind.LOCAL_STEPS,
+            has_density=False,
+        ),
+        Algorithm(
+            'streaming-diloco',
+            'DiLoCo whose fragments travel at different times, during further local steps',
+            'Douillard et al., arXiv 2501.18512',
+            streaming_diloco,
+            ('configs/streaming/diloco.py',),
+            frozenset({Law.EQUALS_DENSE}),
+            Kind.LOCAL_STEPS,
+            has_density=False,
+        ),
+        Algorithm(
+            'sparse-loco',
+            'local steps; two bits for the largest elements of each chunk of their movement',
+            'Sarfi et al., arXiv 2508.15706',
+            sparse_loco,
+            ('configs/sparseloco/sparseloco.py',),
+            frozenset({Law.EQUALS_DENSE, Law.FLUSHES}),
+            Kind.LOCAL_STEPS,
+            has_density=False,
+        ),
+        Algorithm(
+            'muloco',
+            'local steps of Muon; movements of two bits',
+            'Thérien et al., arXiv 2505.23725',
+            muloco,
+            ('configs/muloco/muloco.py',),
             frozenset({Law.EQUALS_DENSE}),
             Kind.LOCAL_STEPS,
             has_density=False,

@@ -7,6 +7,11 @@ Majority vote, on each rank, for the gradient g of a bucket:
     2. Sum the ranks' signs, and take the sign of the sum; ties give 0
     3. w ← w - lr·sign: the learning rate is the size of every element's step
 
+Signum (the same paper, Algorithm 2), which has the momentum before the vote:
+
+    1. u ← m·u + g
+    2. Send sign(u), sum, and take the sign of the sum, as above
+
 EF-signSGD:
 
     1. p ← g + e
@@ -17,11 +22,13 @@ EF-signSGD:
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dgc.clipping import Clipping
 from dgc.codec import Codec
 from dgc.composition import Composition
 from dgc.exchanges import AllGather, MajorityVote
-from dgc.memory import NoMemory, Residual
+from dgc.memory import LocalMomentum, NoMemory, Residual
 from dgc.planner import BySize, Planner
 from dgc.rules import LayerRules
 from dgc.schedule import DensitySchedule
@@ -53,6 +60,26 @@ def sign_sgd(
         clipping=gradient_clipping,
         nonfinite=nonfinite,
     )
+
+
+def signum(
+    rules: LayerRules | None = None,
+    planner: Planner | None = None,
+    gradient_clipping: Clipping | None = None,
+    nonfinite: str = 'stop',
+) -> Composition:
+    """Return signum: signSGD whose ranks vote with their momenta.
+
+    The momentum is the optimizer's setting, which it must not apply itself: ``DGCSGD``.
+
+    Args:
+        rules: By default all parameters vote, vectors too: a step of one size for all.
+        planner: Divides the parameters among buckets.
+        gradient_clipping: Bounds on the local gradient.
+        nonfinite: On an infinity or NaN, 'stop' or 'skip'; see Composition.
+    """
+    voting = sign_sgd(rules, planner, gradient_clipping, nonfinite)
+    return replace(voting, memory=LocalMomentum())
 
 
 def ef_sign_sgd(

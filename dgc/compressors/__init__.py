@@ -3,6 +3,8 @@
 from dgc.compressors.base import Compressor, keep
 from dgc.compressors.block_topk import BlockTopK
 from dgc.compressors.dense import Dense
+from dgc.compressors.exponential import ExponentialThreshold
+from dgc.compressors.fixed import FixedThreshold
 from dgc.compressors.gaussian import GaussianThreshold
 from dgc.compressors.periodic import PeriodicThreshold
 from dgc.compressors.sampled import SampledTopK
@@ -12,6 +14,8 @@ __all__ = [
     'BlockTopK',
     'Compressor',
     'Dense',
+    'ExponentialThreshold',
+    'FixedThreshold',
     'GaussianThreshold',
     'PeriodicThreshold',
     'SampledTopK',

@@ -195,7 +195,7 @@ class ElasticOptimizer(DistributedOptimizer):
                     engine.poll()
                 if not engine.is_settled:
                     self._settle()
-                if not engine.committed and engine.size < engine.settings.start_workers:
+                if engine.is_fresh and engine.size < engine.settings.start_workers:
                     self._wait_for_more()
                     continue
                 self._back_up()
@@ -300,6 +300,8 @@ class ElasticOptimizer(DistributedOptimizer):
         keeps = content is not None and engine.was_one and not engine.settings.residual_backup
         if content is not None:
             self._load(content, keeps)
+            for bucket in self.buckets:
+                bucket.state.disown()
         self._healed, self._keeps = self._healed | behind, self._keeps or keeps
         self.composition.exchange.check(engine, self.buckets[0].device)
         slices = gather_slices(self.buckets, engine)
@@ -334,6 +336,34 @@ class ElasticOptimizer(DistributedOptimizer):
         steps than before. To be called between two steps, alike on all workers."""
         self.steps, self.steps_per_epoch = steps, steps_per_epoch
         self._begin_step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As in DistributedOptimizer, and 'elastic': where this worker stands among the others.
+
+        Each worker saves its own, with its own residual. After all have ended, those that load one
+        of the same step go on together; the others take the state of these (``load_state_dict``).
+        """
+        return {**super().state_dict(), 'elastic': self.engine.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what ``state_dict()`` returned, before the first ``begin()``.
+
+        What counts is what the workers have that ``begin()`` finds. Where some train, this worker
+        takes their state, and its residual is empty. Else all take the state with the most steps:
+        who has loaded that one keeps its own residual, converted to the number of workers; that of
+        others is empty.
+
+        Raises:
+            ValueError: As in DistributedOptimizer.
+            RuntimeError: After the first ``begin()``.
+        """
+        if self.changes:
+            raise RuntimeError('load_state_dict() of an elastic worker comes before begin()')
+        if 'elastic' in state_dict:
+            self.engine.load_state_dict(state_dict['elastic'])
+            self.reducer.resize()
+            self._size = self.engine.size
+        super().load_state_dict(state_dict)
 
     def _dump(self) -> bytes:
         """Return what a worker that joins needs: all that is the same on all workers."""

@@ -12,8 +12,10 @@ from dgc.exchanges.oktopk import OkTopK
 from dgc.exchanges.power_sgd import PowerSGD
 from dgc.exchanges.random_k import RandomK
 from dgc.exchanges.residuals import GlobalResiduals, LocalResiduals, PartialResiduals, Residuals
+from dgc.exchanges.row_means import RowMeans
 from dgc.exchanges.spardl import SparDL
 from dgc.exchanges.team_gather import Bruck, RecursiveDoubling, TeamGather
+from dgc.exchanges.tight_all_gather import TightAllGather
 
 __all__ = [
     'AllGather',
@@ -36,7 +38,9 @@ __all__ = [
     'RandomK',
     'RecursiveDoubling',
     'Residuals',
+    'RowMeans',
     'Scale',
     'SparDL',
     'TeamGather',
+    'TightAllGather',
 ]

@@ -3,6 +3,7 @@
 from dgc.memory.averaged_momentum import AveragedMomentum
 from dgc.memory.base import Memory
 from dgc.memory.decoupled_momentum import DecoupledMomentum
+from dgc.memory.local_momentum import LocalMomentum
 from dgc.memory.momentum_correction import MomentumCorrection
 from dgc.memory.none import NoMemory
 from dgc.memory.residual import Residual
@@ -11,6 +12,7 @@ from dgc.memory.sa_momentum import SAMomentum
 __all__ = [
     'AveragedMomentum',
     'DecoupledMomentum',
+    'LocalMomentum',
     'Memory',
     'MomentumCorrection',
     'NoMemory',

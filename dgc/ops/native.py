@@ -164,6 +164,16 @@ def elias_fano_decode(section: Tensor, numel: int, count: int, low: int) -> tupl
     return torch.ops.dgc.elias_fano_decode(readable(section), numel, count, low)
 
 
+def even_encode(indices: Tensor, numel: int, chunk: int, length: int) -> Tensor:
+    """Compute ``dgc.codec.even.encode_plainly``, which has ``length`` bytes."""
+    return torch.ops.dgc.even_encode(readable(indices), numel, chunk, length)
+
+
+def even_decode(section: Tensor, numel: int, count: int, chunk: int) -> tuple[Tensor, int]:
+    """Compute ``even.decode_plainly``, and the first chunk that is damaged; -1 for none."""
+    return torch.ops.dgc.even_decode(readable(section), numel, count, chunk)
+
+
 def readable(tensor: Tensor) -> Tensor:
     """Return a tensor of the same elements as C++ reads them: contiguous and aligned."""
     tensor = tensor.contiguous()

@@ -34,11 +34,11 @@ def fitting(sparse: Sparse, indices: str) -> Sparse:
     return Sparse(sparse.to_dense(), None, sparse.numel) if indices == 'none' else sparse
 
 
-def sevens(indices: str) -> Sparse:
+def eights(indices: str) -> Sparse:
     """A message, of the kind that the index coding writes, that no value coding rounds."""
     if indices == 'none':
-        return Sparse(torch.tensor([7.0, -7.0, 7.0, 7.0, 7.0, -7.0]), None, 6)
-    return message({1: -7.0, 4: 7.0}, 6)
+        return Sparse(torch.tensor([8.0, -8.0, 8.0, 8.0, 8.0, -8.0]), None, 6)
+    return message({1: -8.0, 4: 8.0}, 6)
 
 
 def messages(low: float, high: float):

@@ -7,7 +7,7 @@ float32 tensor to what its decoded message holds.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from math import floor, log2, prod
 from typing import NamedTuple
 
 import torch
@@ -156,3 +156,43 @@ def gram_schmidt(matrix: Tensor) -> Tensor:
             column = column - (column @ other) * other
         columns.append(column / column.norm())
     return torch.stack(columns, 1)
+
+
+def ternary(values: Tensor, draws: Tensor) -> Tensor:
+    """TernGrad's rounding (Wen et al., arXiv 1705.07878, equation 1), a scale per 512 values.
+
+    draws: uniform numbers, one per value. A value rises to the next of the levels -s, 0 and s where
+    its draw is below its distance from the lower one, as a fraction of s.
+    """
+    rounded = []
+    for begin in range(0, len(values), 512):
+        block = values[begin : begin + 512].tolist()
+        s = max(abs(x) for x in block)
+        for x, u in zip(block, draws[begin : begin + 512].tolist(), strict=True):
+            low = 0.0 if x >= 0 else -s
+            rounded.append(low + s if s and u < (x - low) / s else low)
+    return torch.tensor(rounded)
+
+
+def natural(values: Tensor, draws: Tensor) -> Tensor:
+    """Natural compression (Horváth et al., arXiv 1905.10988, Definition 1)."""
+    rounded = []
+    for x, u in zip(values.tolist(), draws.tolist(), strict=True):
+        low = 2.0 ** floor(log2(abs(x))) if x else 0.0
+        high = low and 2 * low if u < (abs(x) - low) / (low or 1) else low
+        rounded.append(high if x >= 0 else -high)
+    return torch.tensor(rounded)
+
+
+def row_means(values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """1-bit SGD's quantizer (Seide et al., 2014): in each row, the mean of the elements of a sign.
+
+    values: of one parameter, in any shape. shape: of the parameter.
+    """
+    matrix = values.double().reshape(shape[0] if len(shape) > 1 else 1, -1)
+    rounded = []
+    for row in matrix.tolist():
+        above, below = [x for x in row if x >= 0], [x for x in row if x < 0]
+        high, low = sum(above) / max(len(above), 1), sum(below) / max(len(below), 1)
+        rounded += [high if x >= 0 else low for x in row]
+    return torch.tensor(rounded)

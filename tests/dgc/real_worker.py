@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import local_methods
 import torch
 from dgc_helpers import parameters, train, values, wrap
 from test_properties import TABLE, momenta
@@ -27,6 +28,11 @@ def composition(engine: dgc.Engine, row: str) -> list[Tensor]:
     optimizer = wrap(named, TABLE[row].make(), engine, momentum=momentum, steps_per_epoch=3)
     train(optimizer, named, STEPS, engine.rank)
     return values(named)
+
+
+def local_steps(engine: dgc.Engine, name: str) -> tuple[list[Tensor], list[Tensor]]:
+    """θ_s and θ after some steps of a method of local steps."""
+    return local_methods.trained(engine, name)
 
 
 def collectives(engine: dgc.Engine) -> dict[str, Tensor]:

@@ -9,11 +9,11 @@ from codec_helpers import (
     ANY,
     FLOAT_MAX,
     TYPES,
+    eights,
     every_listed_type,
     every_type,
     fitting,
     message,
-    sevens,
 )
 from dgc_helpers import bucket_of
 from hypothesis import given, settings
@@ -24,7 +24,12 @@ from dgc.memory import Residual
 from dgc.sparse import Sparse, difference, empty_message
 
 # The most that is rounded off: of each value, and of the largest of the message.
-OF_ITSELF = {'fp16': 2.0**-11, 'bf16': 2.0**-8}
+OF_ITSELF = {
+    'fp16': 2.0**-11,
+    'bf16': 2.0**-8,
+    '2bit': 2.0**-8,
+    'natural': 1.0,  # up to twice the value
+}
 OF_LARGEST = {
     'fp32': 0.0,
     # float16 holds 2^-24 of its scale, and the largest value lies above 2^13 of it.
@@ -38,7 +43,15 @@ OF_LARGEST = {
     'qsgd8': 1 / 127,
     'qsgd4': 1 / 7,
     'qsgd2': 1.0,
+    # A group's mean lies between its least and its largest.
+    '2bit': 1.0,
+    # Half of the largest gap, 4 to 6 of 6, and 8 to 16 of 16.
+    'fp4': 1 / 6,
+    'fp4e3': 4 / 16,
+    'ternary': 1.0,
+    'natural': 2.0**-124,  # the least power, below which a value becomes 0 or this
 }
+STOCHASTIC = ('qsgd8', 'qsgd4', 'qsgd2', 'ternary', 'natural')
 # Rounded values that are zero or within a factor of two of the value.
 NEAREST = ('fp32', 'fp16', 'bf16', 'int8', 'int4')
 
@@ -58,7 +71,7 @@ def test_indices_come_back_exactly_and_values_as_their_coding_rounds(values, ind
     largest = float(sparse.values.abs().max()) if len(sparse.values) else 0.0
     bound = (OF_ITSELF.get(values, 0.0) * sparse.values.abs()).double()
     bound = bound.clamp(min=OF_LARGEST[values] * largest * (1 + 1e-4))
-    floor = 2.0**-126 if values.startswith('qsgd') else 2.0**-127
+    floor = 2.0**-126 if values in STOCHASTIC else 2.0**-127
     bound = bound if values == 'fp32' else bound.clamp(min=floor)
     assert ((decoded.values.double() - sparse.values.double()).abs() <= bound).all()
 
@@ -105,8 +118,8 @@ def test_one_value_of_any_size_arrives_to_the_last_place_and_never_as_infinity(
     assert decoded.values.isfinite().all()
     # Alone, a value is its block's largest; but the steps of a block are at least 2^-126.
     rounding, floor = OF_ITSELF.get(values, 2.0**-22), 0.0
-    if values.startswith(('int', 'qsgd')):
-        floor = 2.0**-127 if values.startswith('int') else 2.0**-126
+    if values.startswith(('int', 'fp4', 'qsgd', 'ternary')):
+        floor = 2.0**-126 if values in STOCHASTIC else 2.0**-127
     arrived = decoded.to_dense()[[3, 7]]
     assert arrived.tolist() == pytest.approx([-value, value], rel=rounding, abs=floor)
 
@@ -151,7 +164,7 @@ def test_padding_behind_a_message_is_ignored(values, indices):
 @every_type
 def test_a_message_is_read_wherever_it_begins_in_a_buffer(values, indices):
     codec = Codec(values, indices)
-    sparse = sevens(indices)
+    sparse = eights(indices)
     for offset in range(1, 9):
         shifted = torch.cat([torch.zeros(offset, dtype=torch.uint8), codec.encode(sparse)])
         assert torch.equal(codec.decode(shifted[offset:]).to_dense(), sparse.to_dense())
@@ -159,7 +172,7 @@ def test_a_message_is_read_wherever_it_begins_in_a_buffer(values, indices):
 
 @every_type
 def test_the_receivers_types_need_not_be_the_senders(values, indices):
-    sparse = sevens(indices)
+    sparse = eights(indices)
     decoded = Codec().decode(Codec(values, indices).encode(sparse))
     assert torch.equal(decoded.to_dense(), sparse.to_dense())
 
@@ -183,7 +196,7 @@ def test_the_seed_alone_decides_what_a_stochastic_coding_writes(values, indices)
     one, other = codec.encode(sparse, seed=5), codec.encode(sparse, seed=6)
     torch.manual_seed(2)
     assert torch.equal(codec.encode(sparse, seed=5), one)
-    assert torch.equal(one, other) == (not values.startswith('qsgd'))
+    assert torch.equal(one, other) == (values not in STOCHASTIC)
     assert torch.equal(codec.encode(sparse), codec.encode(sparse, seed=0))
     assert codec.decode(one).values.isfinite().all()
 

@@ -44,7 +44,7 @@ def squared(values: torch.Tensor) -> float:
 
 
 def test_the_classes_of_the_codings():
-    assert set(UNBIASED) == {'qsgd8', 'qsgd4', 'qsgd2'}
+    assert set(UNBIASED) == {'qsgd8', 'qsgd4', 'qsgd2', 'ternary', 'natural'}
     deltas = {name: coding.error.delta for name, coding in CONTRACTIONS.items()}
     assert deltas == pytest.approx(
         {
@@ -54,11 +54,20 @@ def test_the_classes_of_the_codings():
             'int8': 1 - 255 / 254**2,
             'int4': 1 - 127 / 14**2,
             'sign': 1 / 4096,
+            '2bit': (1 - 2.0**-16) / 64,
+            'fp4': 8 / 9 - 63 / 24**2,
+            'fp4e3': 8 / 9 - 63 / 128**2,
         },
         abs=1e-12,
     )
     assert {name: coding.error.omega for name, coding in UNBIASED.items()} == pytest.approx(
-        {'qsgd8': 511 / (4 * 127**2), 'qsgd4': 127 / (4 * 49), 'qsgd2': math.sqrt(63) / 2}
+        {
+            'qsgd8': 511 / (4 * 127**2),
+            'qsgd4': 127 / (4 * 49),
+            'qsgd2': math.sqrt(63) / 2,
+            'ternary': math.sqrt(511) / 2,
+            'natural': 1 / 8,
+        }
     )
     assert Codec('qsgd4', 'none').error is VALUES['qsgd4'].error
 
@@ -72,6 +81,15 @@ def test_the_error_of_a_contraction_is_bounded(coding, size):
         assert error <= bound * (1 + 1e-5) + 1e-12 * squared(values), name
 
 
+def steps_of(coding, values: torch.Tensor) -> torch.Tensor:
+    """The distance of the two levels around each value, of which it takes one."""
+    if coding.name == 'natural':
+        return 2.0 ** values.abs().double().clamp(min=1e-38).log2().floor()
+    parts = values.abs().split(coding.block)
+    step = torch.cat([part.max().expand(len(part)) for part in parts]).double() / coding.top
+    return step.clamp(min=2.0**-126)
+
+
 @every_unbiased
 @pytest.mark.parametrize('size', SIZES)
 def test_the_mean_of_an_unbiased_coding_is_the_value_and_its_variance_is_bounded(coding, size):
@@ -79,14 +97,11 @@ def test_the_mean_of_an_unbiased_coding_is_the_value_and_its_variance_is_bounded
     for name, values in vectors(size).items():
         errors = torch.stack([decoded(coding, values, seed) for seed in range(seeds)])
         errors -= values.double()
-        # In units of a step of its block, of which an error is at most one.
-        parts = values.abs().split(coding.block)
-        step = torch.cat([part.max().expand(len(part)) for part in parts]).double() / coding.top
-        step = step.clamp(min=2.0**-126)
+        step = steps_of(coding, values)  # an error is at most one
         # The mean of n errors has a deviation of at most 1/2√n steps: six of them, and rounding.
         assert ((errors.mean(0) / step).abs() <= 3 / math.sqrt(seeds) + 1e-4).all(), name
         variance = float(errors.square().sum(1).mean())
-        slack = 1 + 6 / math.sqrt(seeds * min(size, coding.block))
+        slack = 1 + 6 / math.sqrt(seeds * min(size, getattr(coding, 'block', size)))
         assert variance <= coding.error.omega * squared(values) * slack + 1e-9 * squared(values), (
             name
         )

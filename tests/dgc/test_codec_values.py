@@ -15,9 +15,10 @@ every_coding = pytest.mark.parametrize('coding', VALUES.values(), ids=VALUES)
 BLOCKS = {'int8': (127, 256), 'int4': (7, 128)}
 every_block_coding = pytest.mark.parametrize('name', BLOCKS)
 # Those with the same numbers, rounded at random.
-QSGD = {'qsgd8': (127, 512), 'qsgd4': (7, 128), 'qsgd2': (1, 64)}
+QSGD = {'qsgd8': (127, 512), 'qsgd4': (7, 128), 'qsgd2': (1, 64), 'ternary': (1, 512)}
 # Values per scale, where a coding has more than one scale.
-PER_SCALE = {name: block for name, (_, block) in (BLOCKS | QSGD).items()} | {'sign': 4096}
+PER_SCALE = {name: block for name, (_, block) in (BLOCKS | QSGD).items()}
+PER_SCALE |= {'sign': 4096, '2bit': 64, 'fp4': 64, 'fp4e3': 64}
 every_scaled_block = pytest.mark.parametrize('name', PER_SCALE)
 
 
@@ -54,6 +55,11 @@ def test_lengths_are_the_closed_forms(count):
         'qsgd8': 4 * math.ceil(count / 512) + count,
         'qsgd4': 4 * math.ceil(count / 128) + math.ceil(count / 2),
         'qsgd2': 4 * math.ceil(count / 64) + math.ceil(count / 4),
+        '2bit': 4 * math.ceil(count / 64) + math.ceil(count / 4),
+        'fp4': 4 * math.ceil(count / 64) + math.ceil(count / 2),
+        'fp4e3': 4 * math.ceil(count / 64) + math.ceil(count / 2),
+        'ternary': 4 * math.ceil(count / 512) + math.ceil(count / 5),
+        'natural': 4 + count,
     }
     assert {name: coding.capacity(count) for name, coding in VALUES.items()} == expected
     values = torch.linspace(-1, 1, count)
@@ -84,6 +90,12 @@ def test_bytes_are_those_of_the_description():
         'qsgd8': '87c3613d 7f c1 12',
         'qsgd4': '0000803f d7 01',
         'qsgd2': '0000e040 01',
+        '2bit': '1040 e040 13',  # 2.25 and 7; then the larger of both, the smaller with -, with +
+        'fp4': '5555953f d7 02',  # 7/6, then 6, -3 and 1 of it
+        'fp4e3': '0000e03e e7 04',  # 7/16, then 16, -8 and 2 of it
+        'ternary': '0000e040 0e',  # 7, 0 and 0: 2 + 1·3 + 1·9
+        # 4, then 4 = 2^2, -4 and 1 = 2^0: 2^3 would be 126; down from 7 with a draw above 3/4.
+        'natural': '00008040 7d fd 7b',
     }
     found = {name: coding.encode(values).numpy().tobytes() for name, coding in VALUES.items()}
     assert found == {name: bytes.fromhex(text) for name, text in expected.items()}
@@ -216,6 +228,7 @@ def test_values_too_small_to_be_normal_are_rounded_and_not_refused(coding, large
     values = torch.tensor([largest, -1e-45, 0.0])
     decoded = coding.decode(coding.encode(values), 3)
     bound = 2.0**-126 if coding.name in QSGD else 2.0**-127
+    bound = max(bound, largest if coding.name == 'natural' else 0.0)  # up to twice the value
     assert ((decoded - values).abs() <= bound).all()
     assert torch.equal(decoded + (values - decoded), values)
 
@@ -232,7 +245,7 @@ def test_a_scale_that_is_none_is_refused(name, scale):
     if math.isnan(scale) and name in PER_SCALE:
         assert VALUES[name].decode(section, 2).isnan().all()
         return
-    if scale == 0 and name == 'sign':
+    if scale == 0 and name in ('sign', '2bit'):
         assert (VALUES[name].decode(section, 2) == 0).all()
         return
     with pytest.raises(CodecError, match='scale'):

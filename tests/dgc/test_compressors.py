@@ -15,10 +15,13 @@ from dgc.compressors import (
     BlockTopK,
     Compressor,
     Dense,
+    ExponentialThreshold,
+    FixedThreshold,
     GaussianThreshold,
     PeriodicThreshold,
     SampledTopK,
     TopK,
+    exponential,
     keep,
 )
 from dgc.compressors.gaussian import fit
@@ -35,6 +38,7 @@ SPARSE = {
     'one adaptation': lambda: SampledTopK(max_adaptation_iters=1),
     'large sample': lambda: SampledTopK(sample_ratio=0.25),
     'gaussian': GaussianThreshold,
+    'exponential': ExponentialThreshold,
     'periodic': PeriodicThreshold,
 }
 every = pytest.mark.parametrize('make', SPARSE.values(), ids=SPARSE)
@@ -131,7 +135,12 @@ def test_dense_sends_everything_and_shares_storage():
     assert sparse.values.data_ptr() == corrected.data_ptr()
 
 
-REMEMBER = {'sampled': Resize.REPLICATED, 'gaussian': Resize.PER_RANK, 'periodic': Resize.PER_RANK}
+REMEMBER = {
+    'exponential': Resize.PER_RANK,
+    'sampled': Resize.REPLICATED,
+    'gaussian': Resize.PER_RANK,
+    'periodic': Resize.PER_RANK,
+}
 
 
 @pytest.mark.parametrize('name', [*SPARSE, 'dense', 'block'])
@@ -389,6 +398,111 @@ class TestGaussianThreshold:
         sparse = GaussianThreshold().select(Corrected(random(5000) * scale, state=state), 0.01)
         assert len(sparse.indices) == 50
         assert state == {}
+
+
+def fitted_plainly(values: torch.Tensor, density: float, stages: int) -> float:
+    """SIDCo's threshold from its formulas, one number at a time."""
+    threshold, rest = 0.0, [abs(x) for x in values.tolist()]
+    fractions = [0.25] * (stages - 1)
+    for fraction in [*fractions, density / math.prod(fractions)]:
+        rest = [x for x in rest if x > threshold] if threshold else rest
+        excess = sum(x - threshold for x in rest) / len(rest)
+        threshold += excess * math.log(1 / fraction)
+    return threshold
+
+
+def laplace(numel: int, seed: int = 0) -> torch.Tensor:
+    """Numbers of exponentially distributed magnitudes, of both signs."""
+    draw = torch.Generator().manual_seed(seed)
+    signs = torch.randint(2, (numel,), generator=draw) * 2 - 1
+    return torch.empty(numel).exponential_(generator=draw) * signs
+
+
+class TestExponentialThreshold:
+    @pytest.mark.parametrize('stages', [1, 2, 3, 5])
+    @pytest.mark.parametrize('power', [0.5, 1, 3])
+    def test_the_fit_is_that_of_the_formulas(self, stages, power):
+        values = normal(3000).abs().pow(power)
+        plain = fitted_plainly(values, 0.001, stages)
+        assert exponential.fit(values.abs(), 0.001, stages) == pytest.approx(plain, rel=1e-5)
+
+    @pytest.mark.parametrize('stages', [1, 2, 4])
+    def test_exponential_magnitudes_are_fitted_by_any_number_of_stages(self, stages):
+        magnitudes = laplace(1_000_000).abs()
+        threshold = exponential.fit(magnitudes, 0.002, stages)
+        assert int((magnitudes >= threshold).sum()) == pytest.approx(2000, rel=0.15)
+
+    @pytest.mark.parametrize(('density', 'most'), [(0.5, 1), (0.25, 1), (0.2, 2), (0.001, 5)])
+    def test_the_last_stage_always_has_a_fraction_below_one(self, density, most):
+        assert exponential.most_stages(density) == most
+        assert density / 0.25 ** (most - 1) < 1
+
+    @pytest.mark.parametrize(('power', 'stages'), [(1, 2), (3, 3)])
+    def test_stages_are_added_while_that_brings_the_count_closer(self, power, stages):
+        """Heavy tails and light ones are both off with one stage, in opposite directions."""
+        compressor, state, counts = ExponentialThreshold(), {}, []
+        for step in range(40):
+            values = Watched(normal(50_000, step).pow(power), state)
+            counts.append(len(compressor.select(values, 0.004).indices))
+        assert state['stages'] >= stages
+        assert min(counts) >= 100 and max(counts) <= 200
+        magnitudes = normal(50_000, 99).pow(power).abs()
+        one, many = (
+            int((magnitudes >= exponential.fit(magnitudes, 0.004, number)).sum())
+            for number in (1, state['stages'])
+        )
+        assert abs(many - 200) < abs(one - 200)
+
+    def test_a_step_that_makes_it_worse_is_turned_back(self):
+        state = {}
+        for count in [2.0] * 5 + [3.0] * 5 + [1.1] * 5:
+            before = state.get('stages', 1)
+            exponential.note(state, count, before, most=5)
+        assert (state['stages'], state['direction']) == (1, -1)
+        for _ in range(5):
+            exponential.note(state, 2.0, 1, most=5)
+        assert state['stages'] == 2  # there is no stage below the first
+
+    def test_it_is_resumed_to_the_bit(self):
+        def choices(state, steps):
+            compressor = ExponentialThreshold()
+            return [
+                compressor.select(Corrected(normal(20_000, step).pow(3), state=state), 0.01)
+                for step in steps
+            ]
+
+        straight, state = {}, {}
+        wanted = choices(straight, range(14))
+        first = choices(state, range(7))
+        resumed = copy.deepcopy(state)
+        for ours, theirs in zip(first + choices(resumed, range(7, 14)), wanted, strict=True):
+            assert torch.equal(ours.indices, theirs.indices)
+        assert resumed == straight
+
+    @pytest.mark.parametrize('values', [torch.zeros(5000), random(5000) * torch.inf])
+    def test_what_has_no_tail_is_selected_exactly(self, values):
+        sparse = ExponentialThreshold().select(Corrected(values, state={}), 0.01)
+        assert len(sparse.indices) <= 50
+
+
+class TestFixedThreshold:
+    def test_it_selects_what_reaches_the_threshold_and_nothing_else(self):
+        values = torch.tensor([0.5, -0.6, 0.4, 0.0, 2.0])
+        sparse = FixedThreshold(0.5).compress(values, 1.0)
+        assert sparse.indices.tolist() == [0, 1, 4]
+        assert not len(FixedThreshold(3.0).compress(values, 1.0).indices)
+
+    @pytest.mark.parametrize('numel', [10_000, 100_000])
+    def test_of_more_than_its_budget_it_selects_the_largest(self, numel):
+        values = random(numel)
+        sparse = FixedThreshold(1e-6).compress(values, 0.01)
+        exact = TopK().compress(values, 0.01)
+        assert torch.equal(sparse.indices, exact.indices)
+
+    @pytest.mark.parametrize('threshold', [0.0, -1.0, math.inf, math.nan])
+    def test_a_threshold_that_is_none_is_refused(self, threshold):
+        with pytest.raises(ValueError, match='threshold must be above 0'):
+            FixedThreshold(threshold)
 
 
 class TestPeriodicThreshold:

@@ -22,7 +22,7 @@ from torch.nn import Parameter
 import dgc
 from dgc.bucket_spec import BucketSpec, ParameterSpec
 from dgc.buckets import Bucket
-from dgc.codec import Codec
+from dgc.codec import Codec, CodecError
 from dgc.engines import Engine, LocalEngine
 from dgc.exchanges import (
     AllGather,
@@ -33,7 +33,9 @@ from dgc.exchanges import (
     MajorityVote,
     PowerSGD,
     RandomK,
+    RowMeans,
     Scale,
+    row_means,
 )
 from dgc.nonfinite import non_finite_message
 from dgc.schedule import DensitySchedule
@@ -67,6 +69,7 @@ EXCHANGES = {
     'contributors, dense': Row(lambda: AllGather(Scale.CONTRIBUTORS), dense('int8')),
     'PowerSGD rank 1': Row(lambda: PowerSGD(1)),
     'PowerSGD rank 2': Row(lambda: PowerSGD(2)),
+    'row means': Row(RowMeans),
     'random-k': Row(RandomK),
     'random-k unbiased': Row(lambda: RandomK(unbiased=True), is_sum=False),
 }
@@ -331,6 +334,48 @@ class TestAllGatherOfDenseMessages:
         [step], _ = train(EXCHANGES['all-gather qsgd4'], [[gradient, gradient]])
         first, second = step[0].contributions
         assert not torch.equal(first.values, second.values)
+
+
+class TestRowMeans:
+    @every_world_size
+    def test_equals_the_plain_twin_over_steps(self, world_size):
+        for step in train(EXCHANGES['row means'], gradients_of(world_size, 3))[0]:
+            parts = [
+                torch.cat(
+                    [
+                        reference.row_means(values, shape)
+                        for values, shape in zip(
+                            one.corrected.split([prod(shape) for shape in SHAPES.values()]),
+                            SHAPES.values(),
+                            strict=True,
+                        )
+                    ]
+                )
+                for one in step
+            ]
+            close(step[0].result, sum(parts) / world_size)
+            for one, part in zip(step, parts, strict=True):
+                close(one.residual, one.corrected - part)
+
+    def test_a_row_of_one_sign_has_its_mean_and_zeros_count_as_positive(self):
+        spec = BucketSpec.of_shape(3, 2)
+        values = torch.tensor([1.0, 3.0, -1.0, -2.0, 0.0, -5.0])
+        arrived = row_means.decode(row_means.encode(values, spec), spec)
+        assert arrived.tolist() == [2.0, 2.0, -1.5, -1.5, 0.0, -5.0]
+
+    def test_the_largest_floats_do_not_overflow_and_a_nan_stays_in_its_row(self):
+        spec = BucketSpec.of_shape(2, 3)
+        values = torch.full((6,), torch.finfo(torch.float32).max)
+        assert torch.equal(row_means.decode(row_means.encode(values, spec), spec), values)
+        values[1] = torch.nan
+        arrived = row_means.decode(row_means.encode(values, spec), spec)
+        assert arrived.isnan().tolist() == [True] * 3 + [False] * 3
+
+    def test_a_message_of_another_length_is_refused(self):
+        spec = BucketSpec.of_shape(2, 3)
+        message = row_means.encode(torch.ones(6), spec)
+        with pytest.raises(CodecError, match='weight has 17 bytes, received 16'):
+            row_means.decode(message[:-1], spec)
 
 
 class TestMeanOfContributors:

@@ -72,7 +72,7 @@ def test_a_file_changed_within_the_second_is_read_again(tmp_path):
 
 def test_a_missing_file_is_named_before_anything_runs(stack, resnet20):
     load(resnet20, ['--configs.seed', '3'])
-    missing, near = stack / 'cifar/resnet21.py', stack / 'cifar/resnet20.py'
+    missing, near = stack / 'cifar/resnet20x.py', stack / 'cifar/resnet20.py'
     text = f'there is no config file {missing}; did you mean {near}?'
     assert complaint([*resnet20, missing]) == text
     assert configs.seed == 3
