@@ -118,19 +118,22 @@ def train_epoch(
     forget(parts.model)
     hooks.begin(meters)
     for batch in with_progress(parts, batches, meters, epoch, configs.train.num_epochs):
+        if parts.is_complete:
+            break
         parts.rate.before_step(optimizer.steps)
         optimizer.zero_grad()
         loss = torch.zeros((), device=parts.device)
         for inputs, targets in zip(
             *(t.split(configs.train.batch_size) for t in batch), strict=True
         ):
-            outputs = parts.model(inputs.to(parts.device, non_blocking=True))
-            part = parts.criterion(outputs, targets.to(parts.device, non_blocking=True))
+            with parts.computing():
+                outputs = parts.model(inputs.to(parts.device, non_blocking=True))
+                part = parts.criterion(outputs, targets.to(parts.device, non_blocking=True))
             part = part / batches_per_step
             part.backward()
             loss += part.detach()
         meters.before_exchange()
-        optimizer.step()
+        parts.step()
         meters.add(loss)
         hooks.after_step(meters)
     return {**meters.measured(), 'lr': parts.rate.current}
@@ -145,7 +148,7 @@ def evaluate(parts: Evaluated, configs: Config) -> dict[str, float]:
         if split == 'train':
             continue
         meters = {name.format(split): meter for name, meter in built_meters(configs).items()}
-        with torch.inference_mode(), fresh(parts.model):
+        with torch.inference_mode(), parts.computing(), fresh(parts.model):
             for inputs, targets in loader:
                 outputs = parts.model(inputs.to(parts.device, non_blocking=True))
                 for meter in meters.values():

@@ -21,6 +21,14 @@ configs.deterministic = described(
 configs.dataset = described(REQUIRED_NODE, 'Training and test data.')
 configs.model = described(REQUIRED_NODE, 'The network.')
 
+configs.pretrained = Config()
+configs.pretrained.file = described(
+    None, 'State of a model, or a checkpoint, whose weights training begins with. None: none.'
+)
+configs.pretrained.skip = described(
+    (), "Patterns of names that are left as they are built, such as ('fc.*',)."
+)
+
 configs.data = Config()
 configs.data.num_threads_per_worker = described(
     None, "CPU threads of one worker. None: the machine's cores, shared among its workers."
@@ -100,6 +108,9 @@ configs.elastic = described(Config(ElasticSettings), 'Workers that may die, stal
 
 configs.train = Config()
 configs.train.num_epochs = described(REQUIRED, 'Number of epochs.')
+configs.train.num_steps = described(
+    None, 'Optimizer steps after which training ends, if epochs do not end it before. None: epochs.'
+)
 configs.train.batch_size = described(REQUIRED, 'Samples of one worker in one backward pass.')
 configs.train.num_batches_per_step = described(
     1, 'Backward passes before gradients are exchanged and the optimizer steps.'
@@ -109,6 +120,24 @@ configs.train.criterion = described(Config(torch.nn.CrossEntropyLoss), 'The loss
 configs.train.optimizer = described(
     Config(torch.optim.SGD, momentum=described(0.9, 'Momentum.')),
     'The optimizer; its lr is multiplied by the number of workers × batches per step.',
+)
+configs.train.scale_lr = described(
+    True, 'Whether the learning rate is multiplied so. Otherwise it is used as it is given.'
+)
+configs.train.clip_mean = described(
+    None, 'Clips the mean gradient after the exchange: configs/clip/. None: nothing does.'
+)
+configs.train.precision = described(
+    'fp32', "Of the forward pass: 'fp32', or 'bf16' by autocast. All else stays float32."
+)
+configs.train.compile = described(
+    None, "Backend with which torch.compile compiles the network, such as 'inductor'. None: not."
+)
+configs.train.recompute = described(
+    False, 'Whether activations are computed again in the backward pass, which saves their memory.'
+)
+configs.train.ema = described(
+    None, 'Decay per step of an average of the weights, which is evaluated. None: no average.'
 )
 configs.train.optimize_bn_separately = described(
     False, 'Whether the parameters of BatchNorm are free of weight decay.'

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from models.recompute import Recomputing
+
 __all__ = [
     'CarryingLSTM',
     'LSTMLanguageModel',
@@ -104,7 +106,7 @@ class LSTMLanguageModel(nn.Module):
         return self.decoder(self.dropout(x))
 
 
-class TransformerLanguageModel(nn.Module):
+class TransformerLanguageModel(Recomputing):
     """A decoder with pre-layer normalization: tokens [B, T] -> logits [B, T, vocabulary].
 
     The architecture of GPT-2 (Radford et al., 2019), with learned positions and without tied
@@ -157,7 +159,7 @@ class TransformerLanguageModel(nn.Module):
         x = self.dropout(self.embedding(tokens) + self.positions[:length])  # [B, T, width]
         mask = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device)
         for block in self.blocks:
-            x = block(x, src_mask=mask, is_causal=True)
+            x = self.apply_block(block, x, src_mask=mask, is_causal=True)
         return self.decoder(self.norm(x))
 
 

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.recompute import Recomputing
+
 __all__ = ['GPT', 'Block', 'MaskedLanguageModel']
 
 HEAD = 64  # width of an attention head, as in GPT-2 and BERT
@@ -50,7 +52,7 @@ class Block(nn.Module):
         return self.mix(mixed.transpose(1, 2).reshape(batch, length, width))
 
 
-class Transformer(nn.Module):
+class Transformer(Recomputing):
     """Token and position embeddings, blocks, and a last layer tied to the token embedding.
 
     Weights are drawn from N(0, 0.02²), those that add to the stream from N(0, 0.02² / 2L), so that
@@ -104,7 +106,7 @@ class Transformer(nn.Module):
         positions = torch.arange(length, device=tokens.device)
         x = self.dropout(self.embedding(tokens) + self.positions(positions))
         for block in self.blocks:
-            x = block(x)
+            x = self.apply_block(block, x)
         return F.linear(self.norm(x), self.embedding.weight)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -17,19 +18,23 @@ from torch.utils.data import DataLoader, Dataset
 
 from dgc import Composition, DistributedOptimizer, Engine, LocalSteps
 from dgc.engines.cores import available_cores
-from dgc.handshake import broadcast_tensors
+from dgc.handshake import average_tensors, broadcast_tensors
 from dgc.parameter_server import WorkerOptimizer
 from dgc.planner import Kept, Plan
 from utils.agree import agreed
+from utils.averaged import AveragedWeights
 from utils.carried import carrying, fresh
 from utils.checkpoint import Position
 from utils.checks import build_composition, naming
 from utils.cli import Refused
 from utils.config import Config, ConfigError
+from utils.config.describe import function_of
 from utils.data import TrainShare, Until, collate, evaluation_loader, own_loader, train_loader
 from utils.learning_rate import LearningRate
 from utils.loading import Batches, Loading
 from utils.meters import MeterError, Ranking
+from utils.network import prepared
+from utils.precision import FP32, computing
 from utils.search import Saved
 from utils.seeding import seed_everything
 from utils.timing import measure_step
@@ -54,12 +59,18 @@ class Evaluated:
         device: Where the model is.
         model: The network.
         loaders: Of the splits to evaluate, and of 'train' if the model is trained.
+        precision: Of forward passes; see ``utils.precision``.
     """
 
     engine: Engine
     device: torch.device
     model: nn.Module
     loaders: dict[str, DataLoader | Batches | Until]
+    precision: str = field(default=FP32, kw_only=True)
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """The context of a forward pass."""
+        return computing(self.precision, self.device)
 
 
 @dataclass
@@ -71,12 +82,49 @@ class Parts(Evaluated):
         optimizer: Compresses and exchanges gradients in its step.
         rate: Sets the learning rate of each step.
         share: The sampler of the loader 'train'.
+        clip_mean: Clips the gradients of parameters in place, after the exchange; None for none.
+        averaged: Of the weights, which are evaluated; None for none.
+        num_steps: Optimizer steps after which training ends; None for the epochs alone.
     """
 
     criterion: nn.Module
     optimizer: DistributedOptimizer | LocalSteps | WorkerOptimizer
     rate: LearningRate
     share: TrainShare
+    clip_mean: Callable[[Iterable[nn.Parameter]], Any] | None = None
+    averaged: AveragedWeights | None = None
+    num_steps: int | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether training has made all of its steps, where they are limited."""
+        return self.num_steps is not None and self.optimizer.steps >= self.num_steps
+
+    def epochs(self, most: int) -> int:
+        """The epochs of training, the last of which may be cut short: at most ``most``."""
+        if self.num_steps is None:
+            return most
+        return min(most, -(-self.num_steps // len(self.loaders['train'])))
+
+    def step(self) -> None:
+        """Apply the gradients: their mean over the ranks, clipped where that is set."""
+        if self.clip_mean is not None:
+            assert isinstance(self.optimizer, DistributedOptimizer)
+            self.optimizer.synchronize()
+            self.clip_mean(self.model.parameters())
+        self.optimizer.step()
+        if self.averaged is not None:
+            assert isinstance(self.optimizer, DistributedOptimizer)
+            if not self.optimizer.skips:
+                self.averaged.update(self.model)
+
+    def evaluated(self) -> Evaluated:
+        """What is evaluated: the average of the weights, where there is one. A collective."""
+        if self.averaged is None:
+            return self
+        average_tensors(self.engine, self.model.buffers())  # as those are that are evaluated
+        averages = self.averaged.model
+        return Evaluated(self.engine, self.device, averages, self.loaders, precision=self.precision)
 
     @property
     def samples_per_step(self) -> int:
@@ -91,6 +139,7 @@ class Parts(Evaluated):
             'optimizer': self.optimizer.state_dict(),
             'rate_factor': self.rate.factor,
             **({'plan': json.dumps(Plan(plan.buckets).to_json())} if plan else {}),
+            **({'ema': self.averaged.state_dict()} if self.averaged else {}),
         }
 
     def resume(self, saved: Saved) -> Position:
@@ -110,6 +159,8 @@ class Parts(Evaluated):
         steps = saved.position.epochs * len(self.loaders['train']) + step
         settings = [{**group, 'params': None} for group in self.optimizer.param_groups]
         self.model.load_state_dict(saved.state['model'])
+        if self.averaged is not None and 'ema' in saved.state:
+            self.averaged.load_state_dict(saved.state['ema'])
         self.optimizer.load_state_dict({**saved.state['optimizer'], 'steps': steps})
         for group, configured in zip(self.optimizer.param_groups, settings, strict=True):
             group.update({**configured, 'params': group['params']})
@@ -170,6 +221,7 @@ def build(
         check_metric(configs, datasets)
         loader, share = build_train_loader(configs, datasets, engine.rank, engine.size, device)
         model = build_model(configs, device)
+        averaged = None if train.ema is None else AveragedWeights(model, train.ema)
         criterion = train.criterion.build().to(device)
         averaging: Averaging = train.averaging.build()
         ranks = averaging.ranks_per_step(engine.size)
@@ -197,6 +249,10 @@ def build(
         optimizer=optimizer,
         rate=build_rate(configs, optimizer, len(loader), ranks),
         share=share,
+        clip_mean=None if train.clip_mean is None else train.clip_mean.build,
+        averaged=averaged,
+        num_steps=train.num_steps,
+        precision=train.precision,
     )
     check_meters(configs, parts)
     return parts, saved
@@ -218,24 +274,43 @@ def with_plan(composition: Composition, saved: Saved | None, size: int) -> Compo
 
 
 def build_optimizer(configs: Config, model: nn.Module, workers: int) -> Optimizer:
-    """The configured optimizer, its learning rate multiplied by batches per step and workers."""
-    node, train = configs.train.optimizer, configs.train
-    groups = parameter_groups(model, train.optimize_bn_separately)
+    """The configured optimizer, its learning rate that of so many workers."""
+    node = configs.train.optimizer
+    groups = parameter_groups(model, configs.train.optimize_bn_separately)
+    if takes_names(node):
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        groups = [{**group, 'params': [(names[p], p) for p in group['params']]} for group in groups]
     with naming(node):
-        return node.build(groups, lr=node.lr * train.num_batches_per_step * workers)
+        return node.build(groups, lr=scaled_rate(configs, workers))
+
+
+def scaled_rate(configs: Config, workers: int) -> float:
+    """The learning rate of all workers together, after the warm-up."""
+    train = configs.train
+    factor = train.num_batches_per_step * workers if train.scale_lr else 1
+    return float(train.optimizer.lr * factor)
+
+
+def takes_names(optimizer: Config) -> bool:
+    """Whether an optimizer distinguishes parameters by their names."""
+    return bool(getattr(function_of(optimizer), 'takes_names', False))
 
 
 def build_rate(
     configs: Config, optimizer: Optimizer, steps_per_epoch: int, workers: int
 ) -> LearningRate:
-    """The learning rate over the steps of ``optimizer``, with its warm-up and scheduler."""
+    """The learning rate over the steps of ``optimizer``, with its warm-up and scheduler.
+
+    A rate that is not scaled rises from near zero: there is no rate of one worker.
+    """
+    train = configs.train
     return LearningRate(
         optimizer,
         build_scheduler(configs, optimizer, steps_per_epoch),
-        configs.train.warmup_lr_epochs,
+        train.warmup_lr_epochs,
         steps_per_epoch,
-        workers,
-        configs.train.schedule_lr_per_epoch,
+        workers if train.scale_lr else train.warmup_lr_epochs * steps_per_epoch + 1,
+        train.schedule_lr_per_epoch,
     )
 
 
@@ -330,7 +405,8 @@ def check_meters(configs: Config, parts: Evaluated) -> None:
         at_once = getattr(dataset, '__getitems__', None)  # samples may be as long as their batch
         inputs, targets = collate(at_once(first) if at_once else [dataset[i] for i in first])
         with torch.no_grad(), fresh(parts.model):  # tensors that it keeps may be used in training
-            outputs = parts.model(inputs.to(parts.device))
+            with parts.computing():
+                outputs = parts.model(inputs.to(parts.device))
             for name, meter in built_meters(configs).items():
                 try:
                     meter.update(outputs, targets.to(parts.device))
@@ -348,7 +424,7 @@ def build_model(configs: Config, device: torch.device) -> nn.Module:
     """The network, where and as it is trained."""
     model: nn.Module = configs.model.build()
     layout = torch.channels_last if configs.data.channels_last else torch.preserve_format
-    return model.to(device).to(memory_format=layout)
+    return prepared(model.to(device).to(memory_format=layout), configs)
 
 
 def build_train_loader(

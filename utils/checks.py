@@ -6,11 +6,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from dgc import Composition
 from dgc.parameter_server import Asynchronous
 from utils.config import Config, ConfigError, blame
 from utils.config.describe import function_name
 from utils.loading import START_METHODS
+from utils.precision import PRECISIONS
 from utils.training.averaging import EveryStep
 
 # The least value of each setting that is a whole number.
@@ -32,6 +35,8 @@ ROLLBACK = ('rollback.after_skips',)
 OWN_LOADER = ('data.loader',)
 AGREEMENT = ('agreement',)
 ABORT = ('engine.abort_seconds',)
+MEAN = ('train.clip_mean', 'train.ema')  # of the gradient and of the weights of all ranks
+STEPS = ('train.num_steps',)
 
 AXES = ('samples', 'steps')  # that TensorBoard's Step may count
 MIN_MINUTES = 0.001  # between checkpoints
@@ -57,6 +62,7 @@ def check_settings(configs: Config) -> None:
     check_checkpoint(configs.checkpoint)
     check_log(configs.log)
     check_rollback(configs)
+    check_training(configs)
     if not isinstance(configs.seed, int):
         raise ConfigError(
             f'configs.seed = {configs.seed!r}: a run needs a number, by which its ranks agree on '
@@ -72,6 +78,39 @@ def check_settings(configs: Config) -> None:
     for name, meter in configs.train.meters.items():
         if meter is not None:
             check_node(f'configs.train.meters.{name}', meter)
+
+
+def check_training(configs: Config) -> None:
+    """Raise ConfigError for a way of computing or averaging that there is not."""
+    train = configs.train
+    if train.precision not in PRECISIONS:
+        why = ', which needs a loss that is scaled' if train.precision == 'fp16' else ''
+        raise ConfigError(
+            f'configs.train.precision = {train.precision!r}{why}: it is one of '
+            f'{", ".join(PRECISIONS)} (docs/mixed-precision.md has a loop of your own for fp16)'
+        )
+    for name in ('scale_lr', 'recompute'):
+        if not isinstance(train[name], bool):
+            raise ConfigError(f'configs.train.{name} = {train[name]!r}: expected bool')
+    if train.num_steps is not None:
+        check_number('configs.train.num_steps', train.num_steps, 1, int)
+    if train.ema is not None:
+        check_number('configs.train.ema', train.ema, 0, float)
+        if not 0 < train.ema < 1:
+            raise ConfigError(f'configs.train.ema = {train.ema}: it is above 0 and below 1')
+    if train.clip_mean is not None:
+        check_node('configs.train.clip_mean', train.clip_mean)
+    if train.compile is not None and train.compile not in torch.compiler.list_backends(()):
+        known = ', '.join(torch.compiler.list_backends(()))
+        raise ConfigError(f'configs.train.compile = {train.compile!r}: this torch has {known}')
+    if isinstance(configs.pretrained.skip, str):
+        raise ConfigError(
+            f'configs.pretrained.skip = {configs.pretrained.skip!r}: give it several patterns, '
+            f'such as "[\'{configs.pretrained.skip}\']"'
+        )
+    averaging = function_name(train.averaging)
+    if averaging != EveryStep.__name__:
+        check_none(configs, MEAN, f'{averaging}, whose ranks hold parameters of their own')
 
 
 def check_data(settings: Config) -> None:
@@ -193,7 +232,8 @@ def check_elastic(configs: Config) -> None:
     for names, reason in (
         (ROLLBACK, 'which go on with those that are left, and not from a checkpoint'),
         (ABORT, 'which drop others after configs.elastic.drop_seconds'),
-        (AGREEMENT, 'whose steps are confirmed by a vote'),
+        ((*AGREEMENT, *MEAN), 'whose steps are confirmed by a vote'),
+        (STEPS, 'whose epochs have more or fewer steps as workers die and join'),
         (OWN_LOADER, 'whose shares of the data change when workers join or die'),
     ):
         check_none(configs, names, f'elastic workers, {reason}')
@@ -214,6 +254,7 @@ def check_asynchronous(configs: Config) -> None:
         (SAVED_WITHIN_EPOCHS, 'which saves one every configs.server.checkpoint_seconds'),
         (ROLLBACK, together),
         (AGREEMENT, together),
+        ((*MEAN, *STEPS), together),
     ):
         check_none(configs, names, f'a parameter server, {reason}')
     averaging = function_name(configs.train.averaging)

@@ -41,11 +41,12 @@ def write_facts(folder: Path, configs: Config, more: Mapping[str, Any]) -> None:
         (folder / FILE).write_text(json.dumps(facts, indent=1, default=repr) + '\n')
 
 
-def synchronous_facts(parts: Parts) -> dict[str, Any]:
+def synchronous_facts(configs: Config, parts: Parts) -> dict[str, Any]:
     """The facts of synchronous training, with what the planner predicts of a step."""
     sent, uncompressed = predicted_bytes(parts)
     optimizer = parts.optimizer
     return {
+        'epochs': parts.epochs(configs.train.num_epochs),
         'workers': parts.engine.size,
         'engine': parts.engine.name,
         'samples': {name: len(each.dataset) for name, each in parts.loaders.items()},  # type: ignore[union-attr, arg-type]

@@ -196,7 +196,7 @@ def start_log(folder: Path, parts: Parts, configs: Config, resumed_at: Position 
             with writing(folder):
                 plan.save(folder / 'plan.json')
                 (folder / 'plan.txt').write_text(f'{plan.summary()}\n{plan.table()}\n')
-            write_facts(folder, configs, synchronous_facts(parts))
+            write_facts(folder, configs, synchronous_facts(configs, parts))
         settings = {**hparams_of(configs), 'workers': engine.size}
         run_log = RunLog(folder, parts, resumed_at, held, configs.log.axis, settings)
     if engine.rank == 0:

@@ -95,9 +95,10 @@ class Saved:
         return norm
 
     def model(self) -> dict[str, Tensor]:
-        """The model's state; of local steps, with the parameters on which the ranks agreed."""
+        """The model's state; of local steps, with the parameters on which the ranks agreed; the
+        average of the weights, where there is one."""
         agreed = self.state.get('optimizer', {}).get('agreed', {})
-        return {**self.state['model'], **agreed}
+        return {**self.state['model'], **agreed, **self.state.get('ema', {})}
 
 
 class Search:

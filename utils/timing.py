@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dgc.profile import Profile, profile
 from utils.config import Config
+from utils.precision import computing
 
 BATCHES = 5
 
@@ -40,9 +41,15 @@ def closure(
 
     def loss() -> Tensor:
         parts = zip(*(t.to(device).split(train.batch_size) for t in next(batches)), strict=True)
-        losses = (criterion(model(inputs), targets) for inputs, targets in parts)
+
+        def next_loss() -> Tensor:
+            inputs, targets = next(parts)
+            with computing(train.precision, device):
+                value: Tensor = criterion(model(inputs), targets)
+            return value
+
         for _ in range(train.num_batches_per_step - 1):
-            next(losses).backward()
-        return next(losses)
+            next_loss().backward()
+        return next_loss()
 
     return loss

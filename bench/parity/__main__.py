@@ -35,7 +35,7 @@ PROGRAM = 'bench.parity'
 GROUP_LINES = '\n'.join(f'    {name}: {", ".join(group)}' for name, group in GROUPS.items())
 EXAMPLES = f"""\
 examples: the published algorithms on ResNet-20 with four simulated workers, in the background:
-    nice -n 19 python -m bench.parity --workload resnet20 --data data/cifar10
+    nice -n 19 python -m bench.parity --workload resnet20 --data data
   two algorithms with one seed each, for fewer epochs and at another density:
     python -m bench.parity --workload digits --rows dense,gtopk --seeds 1 \\
         --configs.train.num_epochs 10 --configs.train.compression.compress_ratio 0.01
@@ -70,8 +70,8 @@ def parse(argv: Sequence[str]) -> Namespace:
     count('--workers', default=4, help='number of workers (4)')
     add('--engine', choices=[SIMULATED, TORCHRUN], default=SIMULATED,
         help='simulated workers, or one process for each (simulated)')  # fmt: skip
-    add('--data', type=Path, default=Path('data/cifar10'), metavar='FOLDER',
-        help="of the workload's data (data/cifar10)")  # fmt: skip
+    add('--data', type=Path, default=Path('data'), metavar='FOLDER',
+        help='that holds cifar-10-batches-py, ptb, aclImdb, tinyshakespeare (data)')  # fmt: skip
     add('--results', type=Path, default=ROOT / 'docs' / 'data' / 'parity.jsonl', metavar='FILE',
         help='JSON, a line for each run (docs/data/parity.jsonl)')  # fmt: skip
     add('--runs', type=Path, default=Path('runs/parity'), metavar='FOLDER',

@@ -111,12 +111,14 @@ def planned(
             rows that do not compress.
     """
     given = {**workload.settings, **(workload.compressed if row.compresses else {}), **row.settings}
-    texts = {f'configs.{key}': str(value).format(data=data) for key, value in given.items()}
+    texts = {f'configs.{key}': str(value) for key, value in given.items()}
+    places = [key for key, text in texts.items() if '{data}' in text]
+    texts = {key: text.replace('{data}', str(data)) for key, text in texts.items()}
     composition = 'configs.train.compression.'
     texts |= {k: v for k, v in overrides.items() if row.compresses or not k.startswith(composition)}
-    others = {key: value for key, value in texts.items() if key.startswith(UNNAMED)}
+    others = {k: value for k, value in texts.items() if k in places or k.startswith(UNNAMED)}
     settings = {key: value for key, value in texts.items() if key not in others}
-    configs = tuple(dict.fromkeys((*workload.configs, *row.configs, *workload.after)))
+    configs = tuple(dict.fromkeys((*workload.configs, *row.configs, *workload.after, *row.after)))
     return Run(
         *(name, row.name, FIRST_SEED + seed, workers, configs, settings, others),
         *(engine, row.has_server),

@@ -39,6 +39,8 @@ class Metric:
 
 
 ACCURACY = Metric('acc/test_top1', higher=True, bound=1.0, relative=False)
+PERPLEXITY = Metric('perplexity/test', higher=False, bound=2.0, relative=True)
+LOSS = Metric('loss/test', higher=False, bound=1.0, relative=True)
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class Workload:
         about: One line, with what is reduced.
         configs: Config files that come before those of an algorithm.
         metric: What is compared.
-        settings: Of all rows; '{data}' in a text stands for the folder of ``--data``.
+        settings: Of all rows; '{data}' in a text stands for the folder of ``--data``. Where data
+            lies does not identify a result.
         compressed: More settings, of the rows that compress.
         after: Config files that come after those of an algorithm, such as another optimizer's.
         impossible: By row, why it cannot be trained.
@@ -74,11 +77,21 @@ CIFAR: Settings = {
     'train.warmup_lr_epochs': 1,
 }
 
+# Rows that an optimizer with two moments cannot have.
+SGD_ONLY = {'dgs': 'the update of a parameter server is that of SGD'}
+
 WORKLOADS: dict[str, Workload] = {
     'digits': Workload(
         'a small CNN on the digits of scikit-learn, 25 epochs',
         ('configs/digits/cnn.py',),
         compressed={**PACKED, 'train.compression.warmup_epochs': 5},
+    ),
+    'digits-adamw': Workload(
+        'a small CNN on the digits of scikit-learn with AdamW, 25 epochs',
+        ('configs/digits/cnn.py',),
+        compressed={**PACKED, 'train.compression.warmup_epochs': 5},
+        after=('configs/optim/adamw.py',),
+        impossible=SGD_ONLY,
     ),
     'resnet20': Workload(
         'ResNet-20 on the first 10,000 training images of CIFAR-10, 10 epochs',
@@ -96,6 +109,51 @@ WORKLOADS: dict[str, Workload] = {
             'train.optimizer.lr': 0.0125,
         },
         compressed={**PACKED, 'train.compression.warmup_epochs': 3},
+    ),
+    'ptb': Workload(
+        "the paper's small LSTM on the validation text of Penn Treebank, 6 epochs",
+        ('configs/ptb/small.py', 'configs/ptb/valid_only.py'),
+        PERPLEXITY,
+        settings={
+            'dataset.root': '{data}/ptb',
+            'train.num_epochs': 6,
+            'train.batch_size': 5,  # 20 streams by four workers, as in the paper by one
+            'train.scale_lr': False,
+        },
+        compressed={**PACKED, 'train.compression.warmup_epochs': 2},
+    ),
+    'imdb': Workload(
+        'an LSTM on 10,000 reviews of IMDB with Adam, 3 epochs',
+        ('configs/imdb/lstm.py',),
+        settings={
+            'dataset.root': '{data}/aclImdb',
+            'dataset.cache': '{data}/cache',
+            'dataset.num_train': 10_000,
+            'dataset.num_test': 5_000,
+            'train.num_epochs': 3,
+            'train.batch_size': 8,
+            'train.optimizer.lr': 0.002,
+        },
+        compressed={**PACKED, 'train.compression.warmup_epochs': 1},
+        after=('configs/optim/adam.py',),
+        impossible=SGD_ONLY,
+    ),
+    'gpt-adamw': Workload(
+        "a GPT of 1.4 M parameters on the bytes of Shakespeare's works with AdamW, 3 epochs",
+        ('configs/text/gpt_1m.py',),
+        LOSS,
+        settings={
+            'dataset.path': '{data}/tinyshakespeare/input.txt',
+            'train.num_epochs': 3,
+            'train.batch_size': 8,
+        },
+        compressed={
+            **PACKED,
+            'train.compression.warmup_epochs': 0,
+            'train.compression.warmup_steps': 150,
+        },
+        after=('configs/optim/adamw.py', 'configs/rate/cosine.py'),
+        impossible=SGD_ONLY,
     ),
 }
 

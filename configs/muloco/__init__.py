@@ -1,14 +1,14 @@
 """MuLoCo: 30 local steps of Muon, then an outer step on movements of two bits.
 
-After files of a model. The learning rate is that of one worker, for matrices.
+After files of a model. The learning rate is that of one worker.
 """
 
 from dgc.algorithms.muloco import muloco
-from dgc.optim import muon
+from dgc.optim import MuonAndAdamW
 from utils.config import Config, configs
 from utils.training.averaging import OuterSteps
 
 configs.train.averaging = Config(OuterSteps)
 configs.train.compression = Config(muloco)
-configs.train.optimizer = Config(muon)
-configs.train.optimizer.lr = 0.02
+configs.train.optimizer = Config(MuonAndAdamW)
+configs.train.optimizer.lr = 0.003

@@ -1,7 +1,7 @@
-"""Optimizers for gradients to which a memory has applied the momentum, and several as one."""
+"""Optimizers: for gradients to which a memory has applied the momentum, and two in one."""
 
-from dgc.optim.joint import Joint, muon
+from dgc.optim.muon import MuonAndAdamW
 from dgc.optim.one_bit_adam import OneBitAdam
 from dgc.optim.sgd import DGCSGD
 
-__all__ = ['DGCSGD', 'Joint', 'OneBitAdam', 'muon']
+__all__ = ['DGCSGD', 'MuonAndAdamW', 'OneBitAdam']

@@ -10,13 +10,17 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from bench.parity import __main__ as parity
 from bench.parity.__main__ import main, parse, plan
-from bench.parity.rows import PUBLISHED, rows
+from bench.parity.rows import ADAPTIVE, PUBLISHED, rows
 from bench.parity.summary import behind, half_width, table
 from bench.parity.training import failure, planned
 from bench.parity.workloads import ACCURACY, WORKLOADS, Metric
+from dgc import Composition
+from dgc.wiring import check_momentum
+from utils.build import build_optimizer
 from utils.checks import build_composition, check_settings
 from utils.cli import DECLARATIONS
 from utils.config import load
@@ -36,8 +40,11 @@ def words(tmp_path):
     return [*SHORT, '--results', str(tmp_path / 'results'), '--runs', str(tmp_path / 'runs')]
 
 
-@pytest.mark.parametrize('row', PUBLISHED)
-@pytest.mark.parametrize('name', WORKLOADS)
+CELLS = [(name, row) for name in WORKLOADS for row in PUBLISHED]
+CELLS += [(name, row) for name in WORKLOADS if 'adamw' in name for row in ADAPTIVE]
+
+
+@pytest.mark.parametrize(('name', 'row'), CELLS)
 def test_every_cell_of_the_table_can_be_built(name, row, tmp_path):
     what, (compared,) = WORKLOADS[name], rows([row])
     if row in what.impossible:
@@ -48,7 +55,14 @@ def test_every_cell_of_the_table_can_be_built(name, row, tmp_path):
     configs = load([ROOT / each for each in run.configs], overrides, root=DECLARATIONS)
     configs.check()
     check_settings(configs)
-    build_composition(configs, Asynchronous if compared.has_server else None)
+    composition = build_composition(configs, Asynchronous if compared.has_server else None)
+    optimizer = build_optimizer(configs, torch.nn.Linear(2, 2), workers=4)
+    if isinstance(composition, Composition):
+        check_momentum(optimizer, composition)
+    if row in ADAPTIVE:
+        assert composition.schedule.density == float(row.removesuffix('-cold').split('-')[-1])
+        memory = type(composition.memory).__name__
+        assert memory == ('Residual' if row.startswith('residual') else 'FirstMoment')
 
 
 def test_a_killed_measurement_goes_on_and_ends_as_an_unbroken_one(words, warm_python, tmp_path):
@@ -168,7 +182,10 @@ def test_the_table_says_what_is_within_the_bound_and_why_a_row_is_empty():
     ('more', 'message'),
     [
         (['--workload', 'mnist'], "--workload: there is no workload 'mnist': there are digits"),
-        (['--rows', 'dense,dcg'], "--rows: there is no row 'dcg': there are published, dense, dgc"),
+        (
+            ['--rows', 'dense,dcg'],
+            "--rows: there is no row 'dcg': there are published, adaptive, dense",
+        ),
         (['--results', '/nowhere/x'], '--results: there is no folder /nowhere'),
         (['--sead', '1'], '--sead'),
     ],

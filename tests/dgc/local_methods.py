@@ -11,7 +11,7 @@ from dgc_helpers import loss, parameters, values
 from torch import Tensor
 
 import dgc
-from dgc.optim import muon
+from dgc.optim import MuonAndAdamW
 
 NESTEROV = {'lr': 0.7, 'momentum': 0.9, 'nesterov': True}
 AVERAGE = {'lr': 1.0}
@@ -60,7 +60,7 @@ METHODS = {
     'streaming, three steps': method('streaming-diloco', fragments=3, delay=3),
 }
 if hasattr(torch.optim, 'Muon'):
-    METHODS['muloco'] = method('muloco', inner=muon, lr=0.02)
+    METHODS['muloco'] = method('muloco', inner=MuonAndAdamW, lr=0.02)
 
 
 def trained(engine: dgc.Engine, name: str, steps: int = 10) -> tuple[list[Tensor], list[Tensor]]:

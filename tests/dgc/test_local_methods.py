@@ -29,7 +29,6 @@ from dgc.codec import Codec
 from dgc.compressors import BlockTopK
 from dgc.corrected import Corrected
 from dgc.handshake import HandshakeError
-from dgc.optim import Joint, muon
 from dgc.planner.fragments import strided
 from dgc.saved_state import join_ranks
 from dgc.transforms import ChunkLayout, Tiles
@@ -575,45 +574,6 @@ class TestParts:
         codec = Codec('2bit', 'none')
         decoded = codec.decode(codec.encode(dgc.Sparse(values, None, 4))).values
         assert decoded.tolist() == [1.5, -1.5, 12.0, -12.0]
-
-
-@pytest.mark.skipif(not hasattr(torch.optim, 'Muon'), reason='this PyTorch has no Muon')
-class TestJoint:
-    def test_it_steps_muon_on_matrices_and_adamw_on_the_rest(self):
-        ours, theirs = parameters(), parameters()
-        joint = muon([p for _, p in ours], lr=0.02, weight_decay=0.1, adamw_lr=0.003)
-        matrices = [p for _, p in theirs if p.dim() == 2]
-        others = [p for _, p in theirs if p.dim() != 2]
-        apart = [
-            torch.optim.Muon(matrices, lr=0.02, momentum=0.95, weight_decay=0.1),
-            torch.optim.AdamW(others, lr=0.003, weight_decay=0.1),
-        ]
-        for step in range(4):
-            train(joint, ours, [step])
-            loss(theirs, 0, step).backward()
-            for optimizer in apart:
-                optimizer.step()
-                optimizer.zero_grad()
-        assert_same(values(ours), values(theirs))
-
-    def test_its_state_is_restored_in_each(self):
-        first, second = parameters(), parameters()
-        one = muon([p for _, p in first])
-        train(one, first, range(3))
-        other = muon([p for _, p in second])
-        with torch.no_grad():
-            for (_, p), (_, q) in zip(second, first, strict=True):
-                p.copy_(q)
-        other.load_state_dict(round_trip(one.state_dict()))
-        train(one, first, range(3, 5))
-        train(other, second, range(3, 5))
-        assert_same(values(first), values(second))
-        other.param_groups[0]['lr'] = 0.5
-        assert other.optimizers[0].param_groups[0]['lr'] == 0.5
-
-    def test_without_an_optimizer_it_is_refused(self):
-        with pytest.raises(ValueError, match='at least one'):
-            Joint()
 
 
 def test_a_bucket_of_a_fragment_does_not_touch_gradients():

@@ -13,6 +13,7 @@ from dgc.exchanges import Exchanged
 from dgc.memory import (
     AveragedMomentum,
     DecoupledMomentum,
+    FirstMoment,
     MomentumCorrection,
     NoMemory,
     Residual,
@@ -26,6 +27,8 @@ MEMORIES = {
     'residual': Residual,
     'fading residual': lambda: Residual(decay=0.95),
     'decoupled momentum': DecoupledMomentum,
+    'first moment': lambda: FirstMoment(beta1=0.0),
+    'first moment, masked': lambda: FirstMoment(beta1=0.0, momentum_masking=True),
     'averaged momentum': lambda: AveragedMomentum(beta1=0.0),
     'momentum correction': MomentumCorrection,
     'no masking': lambda: MomentumCorrection(momentum_masking=False),
@@ -246,6 +249,47 @@ class TestDecoupledMomentum:
         assert memory.select(bucket, SampledTopK()).values.unique().tolist() == [2.0]
 
 
+class TestFirstMoment:
+    @pytest.mark.parametrize('masking', [True, False])
+    def test_the_moment_is_accumulated_until_it_is_sent(self, masking):
+        """u ← β1·u + (1 - β1)·g, v ← v + u."""
+        memory = FirstMoment(0.5, masking)
+        bucket = bucket_for(memory, [8.0, 4.0], density=0.5, momentum=0.0)
+        assert take(memory, bucket, TopK()).to_dense().tolist() == [4, 0]
+        assert bucket.buffers['momentum'].tolist() == [0.0 if masking else 4.0, 2]
+        assert bucket.buffers['velocity'].tolist() == [0, 2]
+        bucket.gradient.zero_()
+        assert take(memory, bucket, TopK()).to_dense().tolist() == [0, 3]
+
+    def test_uncompressed_it_is_the_first_moment_of_adam(self):
+        """Adam with beta1 on g takes the steps of Adam without one on what is sent, but for the
+        second moment and the correction of its bias."""
+        memory, draw = FirstMoment(0.9, momentum_masking=True), torch.Generator().manual_seed(0)
+        bucket = bucket_for(memory, torch.zeros(6), density=None, momentum=0.0)
+        parameter = torch.nn.Parameter(torch.zeros(6))
+        adam = torch.optim.Adam([parameter], betas=(0.9, 0.999))
+        for _ in range(5):
+            bucket.gradient.copy_(torch.randn(6, generator=draw))
+            parameter.grad = bucket.gradient.clone()
+            adam.step()
+            sent = take(memory, bucket, Dense())
+            torch.testing.assert_close(sent.values, adam.state[parameter]['exp_avg'])
+
+    def test_another_first_moment_is_refused(self):
+        adam = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
+        with pytest.raises(ValueError, match=r'beta1=0\.9\).*Adam would apply another .beta1=0\.9'):
+            FirstMoment().check_optimizer(adam)
+        adam.param_groups[0]['betas'] = (0.0, 0.999)
+        FirstMoment().check_optimizer(adam)
+        with pytest.raises(ValueError, match="set the optimizer's momentum to 0"):
+            FirstMoment().check(0.9, nesterov=False)
+
+    @pytest.mark.parametrize('beta1', [-0.1, 1.0, float('nan')])
+    def test_a_decay_outside_0_to_1_is_refused(self, beta1):
+        with pytest.raises(ValueError, match='beta1 must be at least 0 and below 1, got'):
+            FirstMoment(beta1)
+
+
 class TestAveragedMomentum:
     def bucket(self, memory, gradient, density):
         """With the state that the memory declares."""
@@ -299,7 +343,9 @@ class TestAveragedMomentum:
 
 
 @pytest.mark.parametrize(
-    'memory', [Residual(), DecoupledMomentum(), MomentumCorrection(), SAMomentum()], ids=describe
+    'memory',
+    [Residual(), DecoupledMomentum(), FirstMoment(), MomentumCorrection(), SAMomentum()],
+    ids=describe,
 )
 def test_every_tensor_of_a_memory_adds_up_over_the_ranks(memory):
     entries = memory.state_for(BucketSpec.of_shape(2))

@@ -57,9 +57,14 @@ def test_an_epoch_has_as_many_steps_as_it_yields():
 def test_the_rate_is_that_of_the_workers_there_are():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     optimizer.param_groups[0]['initial_lr'] = 0.1
-    train = SimpleNamespace(optimizer=SimpleNamespace(lr=0.1), num_batches_per_step=2)
+    train = SimpleNamespace(
+        optimizer=SimpleNamespace(lr=0.1), num_batches_per_step=2, scale_lr=True
+    )
     set_scaled_rate(SimpleNamespace(train=train), optimizer, 3)
     assert optimizer.param_groups[0]['lr'] == pytest.approx(0.6)
+    train.scale_lr = False
+    set_scaled_rate(SimpleNamespace(train=train), optimizer, 3)
+    assert optimizer.param_groups[0]['lr'] == 0.1
     assert 'initial_lr' not in optimizer.param_groups[0]
 
 

@@ -63,6 +63,11 @@ def _default(node: Config, name: str) -> str:
     return repr(value)
 
 
+def function_of(node: Config) -> Callable[..., Any] | None:
+    """The function that a node calls; None for a plain node."""
+    return node._func
+
+
 def function_name(node: Config) -> str:
     """The name of a node's function, without its module; '' for a plain node."""
     return '' if node._func is None else getattr(node._func, '__qualname__', repr(node._func))

@@ -31,6 +31,7 @@ from utils.build import (
     check_meters,
     check_metric,
     common,
+    scaled_rate,
     threads,
 )
 from utils.checkpoint import CheckpointError, Position
@@ -410,6 +411,7 @@ class Trainer:
             optimizer=self.optimizer,
             rate=build_rate(configs, self.optimizer, len(self.share), 1),
             share=self.share,  # type: ignore[arg-type]
+            precision=train.precision,
         )
         check_meters(configs, self.parts)
 
@@ -529,7 +531,6 @@ class Trainer:
 
 def set_scaled_rate(configs: Config, optimizer: Optimizer, workers: int) -> None:
     """Set the learning rate to the configured one, times batches per step and workers."""
-    train = configs.train
     for group in optimizer.param_groups:
-        group['lr'] = train.optimizer.lr * train.num_batches_per_step * workers
+        group['lr'] = scaled_rate(configs, workers)
         group.pop('initial_lr', None)  # which a scheduler has kept

@@ -208,7 +208,8 @@ def evaluate(experiment: Experiment, datasets: Datasets, engine: Engine) -> None
         if workers is None and not experiment.arguments.resume:
             raise ConfigError('--evaluate: name the run, with --resume RUN')
         loaders = build_evaluation_loaders(configs, datasets, 0, 1, device)
-        parts = Evaluated(engine, device, build_model(configs, device), loaders)
+        model = build_model(configs, device)
+        parts = Evaluated(engine, device, model, loaders, precision=configs.train.precision)
         source = experiment.source(experiment.earlier(workers or 1))
         saved = Search(engine, device, source, evaluate=True).last(parts.model)
         assert saved is not None
@@ -283,6 +284,7 @@ def build_worker(
         optimizer=optimizer,
         rate=build_rate(configs, optimizer, len(loader), workers),
         share=share,
+        precision=configs.train.precision,
     )
     return parts, optimizer
 

@@ -34,6 +34,7 @@ from utils.checks import build_composition
 from utils.facts import write_facts
 from utils.folder import check_writable, prepare_folder
 from utils.log import environment, hparams_of
+from utils.network import prepared
 from utils.seeding import seed_everything
 from utils.training import generations
 from utils.training.disk import Disk
@@ -80,7 +81,7 @@ class ServerProcess:
         self._experiment, self._settings, self._workers = experiment, settings, workers
         check_metric(configs, datasets)
         seed_everything(configs.seed)
-        self._model = configs.model.build()
+        self._model = prepared(configs.model.build(), configs)
         loader, _ = build_train_loader(configs, datasets, 0, workers, torch.device('cpu'))
         updates_per_epoch = len(loader) * workers
         self._facts = {
@@ -259,7 +260,8 @@ class Evaluator:
         configs, self._experiment = experiment.configs, experiment
         self.model = copy.deepcopy(model).to(experiment.device)
         loaders = build_evaluation_loaders(configs, datasets, 0, 1, experiment.device)
-        self.parts = Evaluated(LocalEngine(), experiment.device, self.model, loaders)
+        parts = LocalEngine(), experiment.device, self.model, loaders
+        self.parts = Evaluated(*parts, precision=configs.train.precision)
         self._statistics = FloatBuffers(self.model.buffers())
         self._pool = ThreadPoolExecutor(1)
         self._threads = torch.get_num_threads()

@@ -134,7 +134,7 @@ class Session:
         parts, saved, first = self._build(find)
         optimizer = parts.optimizer
         assert not isinstance(optimizer, WorkerOptimizer)  # that of a parameter server
-        if first.epochs >= configs.train.num_epochs:
+        if first.epochs >= parts.epochs(configs.train.num_epochs):
             return self._end_at_once(saved, first, goes_on)
         if saved is not None:
             say(engine, f'continues from {saved.position} in {saved.run}')
@@ -231,7 +231,7 @@ def train_epochs(
         Stopped: On all ranks, if one of them cannot write its files.
     """
     configs, engine, device = experiment.configs, parts.engine, parts.device
-    optimizer, last = parts.optimizer, configs.train.num_epochs - 1
+    optimizer, last = parts.optimizer, parts.epochs(configs.train.num_epochs) - 1
     assert not isinstance(optimizer, WorkerOptimizer)  # that of a parameter server
     for epoch in range(first.epochs, last + 1):
         try:
@@ -242,7 +242,7 @@ def train_epochs(
         numbers.update(residual_norm(parts))
         ranks = of_each_rank(parts, numbers)
         with optimizer.agreed_parameters():
-            numbers.update(experiment.evaluate(parts, configs))
+            numbers.update(experiment.evaluate(parts.evaluated(), configs))
             tensors: list[tuple[str, Tensor]] = [*parts.model.named_parameters()]
             if configs.agreement is not None:
                 tensors += parts.model.named_buffers()  # averaged, where ranks compute their own

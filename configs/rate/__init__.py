@@ -1,0 +1,1 @@
+"""Learning rates over time, of the published trainers and others. Use after files of a model."""

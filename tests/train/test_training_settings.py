@@ -1,0 +1,274 @@
+"""Settings of training: each does what it says, on two simulated workers, and is refused where it
+cannot."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from launching import SIMULATED, Run, assert_same, here
+from torch import nn
+
+from dgc.memory import Residual
+from utils.build import build_optimizer, build_rate
+from utils.checks import build_composition, check_settings
+from utils.cli import DECLARATIONS
+from utils.config import load
+
+ROOT = Path(__file__).parents[2]
+DENSE = ['configs/digits/cnn.py', 'configs/dense/sgd.py']
+SHORT = [
+    *('--configs.train.batch_size', '64', '--configs.train.num_epochs', '4', '--devices', 'cpu'),
+    *('--configs.train.warmup_lr_epochs', '0'),
+]
+PLAIN = ['--configs.train.optimizer.momentum', '0', '--configs.train.optimizer.weight_decay', '0']
+STEPS = 11  # of an epoch
+RATE = 0.025 * 2
+
+
+def train(runs: Path, *more: str | Path, files=DENSE, code: int = 0) -> Run:
+    done = here('--configs', *files, *more, *SHORT, *SIMULATED, '2', '--runs', runs)
+    assert done.code == code, done.output
+    return Run(next(iter(runs.glob('*')), runs), done)
+
+
+def weights(run: Run, key: str = 'model') -> torch.Tensor:
+    """All parameters after the first epoch of a run, in one vector."""
+    state = run.checkpoint(0, 0)[key]
+    parts = [state[name] for name in state if not name.startswith('bn') or 'running' not in name]
+    return torch.cat([tensor.double().flatten() for tensor in parts if tensor.dim()])
+
+
+@pytest.fixture(scope='module')
+def after_a_step(tmp_path_factory) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weights before and after one plain step of SGD."""
+    one = ['--configs.train.num_steps', '1', *PLAIN]
+    before, after = map(tmp_path_factory.mktemp, 'ba')
+    still = train(before, *one, '--configs.train.optimizer.lr', '0')
+    return weights(still), weights(train(after, *one))
+
+
+class TestClipping:
+    def test_the_mean_is_clipped_by_its_norm(self, after_a_step, tmp_path):
+        before, after = after_a_step
+        files = [*DENSE, 'configs/clip/mean_norm.py']
+        clip = ['--configs.train.clip_mean.max_norm', '0.001', '--configs.train.num_steps', '1']
+        moved = weights(train(tmp_path, *clip, *PLAIN, files=files)) - before
+        assert moved.norm() == pytest.approx(RATE * 0.001, rel=0.01)
+        free = after - before
+        assert free.norm() > RATE * 0.01
+        assert float(moved @ free) == pytest.approx(float(moved.norm() * free.norm()), rel=1e-4)
+
+    def test_the_mean_is_clipped_by_value(self, after_a_step, tmp_path):
+        before, after = after_a_step
+        files = [*DENSE, 'configs/clip/mean_value.py']
+        clip = ['--configs.train.clip_mean.clip_value', '0.001', '--configs.train.num_steps', '1']
+        moved = weights(train(tmp_path, *clip, *PLAIN, files=files)) - before
+        wanted = (after - before).clamp(-RATE * 0.001, RATE * 0.001)
+        torch.testing.assert_close(moved, wanted, rtol=1e-4, atol=1e-7)
+        assert float(wanted.abs().max()) == RATE * 0.001
+
+    @pytest.mark.parametrize('name', ['local_norm', 'local_value'])
+    def test_ranks_clip_before_the_exchange(self, name):
+        configs = loaded(*DENSE, f'configs/clip/{name}.py')
+        assert build_composition(configs).clipping.limit > 0
+        assert configs.train.clip_mean is None
+
+    def test_no_mean_is_clipped_where_there_is_none(self, tmp_path):
+        files = ['configs/digits/cnn.py', 'configs/diloco/diloco.py', 'configs/clip/mean_norm.py']
+        done = train(tmp_path, files=files, code=2).done
+        assert 'configs.train.clip_mean' in done.output and 'OuterSteps' in done.output
+
+
+class TestNumSteps:
+    def test_training_ends_within_an_epoch(self, tmp_path):
+        limit = ['--configs.train.num_steps', str(STEPS + 4)]
+        run = train(tmp_path, *limit)
+        assert [line['steps'] for line in run.metrics] == [STEPS, 4]
+        again = train(tmp_path, *limit, '--resume')
+        assert 'there is nothing left to train' in again.done.output
+        assert [line['steps'] for line in again.metrics] == [STEPS, 4]
+
+    def test_a_resumed_run_ends_at_the_same_step(self, tmp_path):
+        limit = ['--configs.train.num_steps', str(STEPS + 4)]
+        straight = train(tmp_path / 'straight', *limit)
+        more = ['--configs.checkpoint.every_steps', '13', '--name', 'x']
+        run = train(tmp_path / 'cut', *limit, *more)
+        (run.folder / 'checkpoints' / 'e0001.r0of2.pth').unlink()  # killed before it was written
+        assert 'e0001.s000002.r1of2.pth' in run.checkpoints
+        run = train(tmp_path / 'cut', *limit, *more, '--resume')
+        assert run.metrics[-1]['steps'] == 4
+        assert_same(run.checkpoint(1, 0)['model'], straight.checkpoint(1, 0)['model'])
+
+
+class TestAveragedWeights:
+    EMA = ('--configs.train.ema', '0.9')
+
+    def test_it_is_the_average_of_the_weights_of_all_steps(self, after_a_step, tmp_path):
+        _, first = after_a_step
+        averaged, weight = first, None
+        for steps in (2, 3):
+            words = [*self.EMA, *PLAIN, '--configs.train.num_steps', str(steps)]
+            run = train(tmp_path / str(steps), *words)
+            weight = weights(run)
+            averaged = 0.9 * averaged + 0.1 * weight
+        found = weights(run, 'ema')
+        torch.testing.assert_close(found, averaged, rtol=1e-5, atol=1e-7)
+        assert not torch.allclose(found, weight)
+
+    def test_it_is_evaluated_saved_and_gone_on_with(self, tmp_path):
+        words = [*self.EMA, '--name', 'x']
+        straight = train(tmp_path / 'straight', *words, '--configs.train.num_steps', '16')
+        without = train(tmp_path / 'without', '--configs.train.num_steps', '16')
+        assert_same(straight.checkpoint(1, 0)['model'], without.checkpoint(1, 0)['model'])
+        assert straight.metrics[-1]['acc/test_top1'] != without.metrics[-1]['acc/test_top1']
+
+        train(tmp_path / 'cut', *words, '--configs.train.num_steps', str(STEPS))
+        resumed = train(tmp_path / 'cut', *words, '--configs.train.num_steps', '16', '--resume')
+        assert_same(resumed.checkpoint(1, 0)['ema'], straight.checkpoint(1, 0)['ema'])
+
+        output = train(tmp_path / 'straight', *words, '--evaluate').done.output
+        best = max(line['acc/test_top1'] for line in straight.metrics)
+        assert f'[acc/test_top1] = {best:.2f}' in output
+
+
+class TestPrecision:
+    def test_bf16_is_computed_and_everything_else_is_float32(self, tmp_path, dtypes):
+        run = train(tmp_path, '--configs.train.precision', 'bf16', '--configs.train.num_steps', '2')
+        assert dtypes == {(True, torch.bfloat16), (False, torch.bfloat16)}
+        state = run.checkpoint(0, 0)
+        assert {t.dtype for t in state['model'].values() if t.dim()} == {torch.float32}
+
+    def test_fp32_is_the_default(self, tmp_path, dtypes):
+        train(tmp_path, '--configs.train.num_steps', '1')
+        assert {dtype for _, dtype in dtypes} == {torch.float32}
+
+    @pytest.fixture
+    def dtypes(self):
+        """Filled with (is training, type) of what linear layers return."""
+        found = set()
+
+        def look(module, _, output):
+            if isinstance(module, nn.Linear):
+                found.add((module.training, output.dtype))
+
+        handle = nn.modules.module.register_module_forward_hook(look)
+        yield found
+        handle.remove()
+
+
+class TestPretrained:
+    def test_training_begins_with_the_weights_of_a_checkpoint(self, tmp_path):
+        first = train(tmp_path / 'first', '--configs.train.num_steps', '2', '--configs.seed', '7')
+        file = first.folder / 'checkpoints' / 'e0000.r0of2.pth'
+        still = ['--configs.train.optimizer.lr', '0', '--configs.train.num_steps', '1']
+        second = train(tmp_path / 'second', *still, '--configs.pretrained.file', str(file))
+        assert weights(second).equal(weights(first))
+
+    def test_a_file_that_does_not_fit_is_refused(self, tmp_path):
+        torch.save({'conv.weight': torch.zeros(3)}, tmp_path / 'w.pth')
+        done = train(
+            tmp_path / 'r', '--configs.pretrained.file', str(tmp_path / 'w.pth'), code=2
+        ).done
+        assert done.complaints and 'does not fit the model' in done.complaints[0]
+        assert len(done.complaints) == 1
+
+
+def test_a_compiled_network_trains_alike(tmp_path):
+    from torch._dynamo import register_backend
+
+    graphs = []
+    register_backend(name='counted', compiler_fn=lambda graph, _: graphs.append(graph) or graph)
+    words = ['--configs.train.num_steps', '3']
+    compiled = train(tmp_path / 'c', *words, '--configs.train.compile', 'counted')
+    assert graphs
+    plain = train(tmp_path / 'p', *words)
+    assert_same(compiled.checkpoint(0, 0)['model'], plain.checkpoint(0, 0)['model'])
+
+
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        (['precision', 'fp16'], "configs.train.precision = 'fp16', which needs a loss"),
+        (['compile', 'indutor'], "configs.train.compile = 'indutor': this torch has"),
+        (['recompute', 'True'], 'DigitsCNN has no method gradient_checkpointing_enable()'),
+        (['ema', '1.0'], 'configs.train.ema = 1.0: it is above 0 and below 1'),
+        (['num_steps', '0'], 'configs.train.num_steps must be at least 1, got 0'),
+        (['scale_lr', '2'], 'configs.train.scale_lr = 2: expected bool'),
+    ],
+)
+def test_values_that_cannot_be_meant_are_refused(words, message, tmp_path):
+    name, value = words
+    done = train(tmp_path, f'--configs.train.{name}', value, code=2).done
+    assert len(done.complaints) == 1 and message in done.complaints[0]
+
+
+# ---------------------------------------------------------------- config files
+
+
+def loaded(*files: str, overrides=()):
+    configs = load([ROOT / file for file in files], overrides, root=DECLARATIONS)
+    configs.check()
+    check_settings(configs)
+    return configs
+
+
+@pytest.mark.parametrize('composition', ['dense/sgd', 'dgc/wm5', 'gtopk/tree', 'oktopk/periodic'])
+@pytest.mark.parametrize('name', ['adam', 'adamw', 'muon'])
+def test_other_optimizers_have_a_residual_and_a_rate_that_no_number_of_workers_changes(
+    composition, name
+):
+    files = 'configs/digits/cnn.py', f'configs/{composition}.py', f'configs/optim/{name}.py'
+    configs = loaded(*files, 'configs/rate/cosine.py')
+    memory = build_composition(configs).memory
+    assert isinstance(memory, Residual) or composition == 'dense/sgd'
+    if name == 'muon' and not hasattr(torch.optim, 'Muon'):
+        return
+    model = configs.model.build()
+    optimizer = build_optimizer(configs, model, workers=4)
+    assert {group['lr'] for group in optimizer.param_groups} == {1e-3}
+    assert len(optimizer.param_groups) == (2 if name == 'muon' else 1)
+    rate = build_rate(configs, optimizer, 10, workers=4)
+    rates = []
+    for step in range(250):
+        rate.before_step(step)
+        rates.append({group['lr'] for group in optimizer.param_groups})
+    assert all(len(each) == 1 for each in rates)
+    values = [each.pop() for each in rates]
+    assert values[:11] == pytest.approx([1e-3 * (step + 1) / 11 for step in range(11)])
+    cosine = [1e-4 + 9e-4 * (1 + math.cos(math.pi * step / 240)) / 2 for step in range(240)]
+    assert values[10:] == pytest.approx(cosine)
+
+
+@pytest.mark.parametrize(
+    ('name', 'published'),
+    [
+        ('steps', lambda epoch: 0.1 ** sum(epoch >= each for each in (81, 122, 155))),
+        ('an4', lambda epoch: 1.01**-epoch),
+        ('ptb', lambda epoch: 0.97**epoch),
+    ],
+)
+def test_rates_are_those_of_the_published_trainers(name, published):
+    configs = loaded('configs/digits/cnn.py', f'configs/rate/{name}.py')
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    rate = build_rate(configs, optimizer, 2, workers=4)
+    warmup = configs.train.warmup_lr_epochs
+    found = []
+    for step in range(2 * 160):
+        rate.before_step(step)
+        optimizer.step()
+        found.append(rate.current)
+    assert found[2 * warmup :: 2] == pytest.approx([published(e) for e in range(warmup, 160)])
+    linear = [(1 + 3 * step / (2 * warmup)) / 4 for step in range(2 * warmup)]
+    assert found[: 2 * warmup] == pytest.approx(linear)
+
+
+def test_labels_are_smoothed():
+    configs = loaded(*DENSE, overrides=['--configs.train.criterion.label_smoothing', '0.1'])
+    criterion, scores = configs.train.criterion.build(), torch.tensor([[4.0, 1.0]])
+    log = scores.log_softmax(1)[0]
+    assert float(criterion(scores, torch.tensor([0]))) == pytest.approx(
+        -float(0.95 * log[0] + 0.05 * log[1])
+    )
