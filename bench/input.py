@@ -234,8 +234,8 @@ def write_jpegs(folder: Path) -> None:
     for place in range(JPEGS):
         pixels = np.zeros((height, width, 3))
         for side in (4, 16, 64, 256):
-            noise = generator.normal(0, 256 / side, (side, side, 3)).clip(-128, 127).astype(np.int8)
-            image = Image.fromarray((noise + 128).astype(np.uint8))
+            noise = 128 + generator.normal(0, 256 / side, (side, side, 3)).clip(-128, 127)
+            image = Image.fromarray(noise.astype(np.uint8))
             pixels += np.asarray(image.resize(JPEG_SIZE, Image.Resampling.BICUBIC)) - 128.0
         for split in ('train', 'val'):
             path = folder / split / f'class{place % 2}'
