@@ -88,9 +88,13 @@ endif
 sanitize: requirements ## test and fuzz the C++ kernels under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(BIN)/python -m tools.sanitize $(ARGS)
 
+# A short form of about five minutes. All of it, about an hour: ELASTIC_ARGS="--results elastic.jsonl"
+ELASTIC_ARGS ?= --kinds dgc --rounds 1 --kills 4 --mean 10 --results build/faults/elastic.jsonl
+
 faults: requirements ## damage checkpoints and kill runs, and compare what comes out
 	@$(BIN)/python -m tools.faults $(ARGS)
 	@$(BIN)/python -m tools.faults.server $(SERVER_ARGS)
+	@$(BIN)/python -m tools.faults.elastic $(ELASTIC_ARGS)
 
 # It can be interrupted: the same command goes on. ARGS="--workload resnet20 --data FOLDER"
 parity: requirements ## compare the accuracy of algorithms at equal epochs (ARGS="--workload NAME")

@@ -12,10 +12,13 @@ from datasets.errors import DatasetError
 from datasets.imagenet import ImageNet
 from datasets.imdb import IMDB
 from datasets.mnist import MNIST
+from datasets.speech import AN4, Speech
+from datasets.synthesised import SynthesisedWords
 from datasets.text import PennTreebank, TextFile
 from datasets.tiny_imagenet import TinyImageNet
 
 __all__ = [
+    'AN4',
     'CIFAR',
     'IMDB',
     'MNIST',
@@ -23,6 +26,8 @@ __all__ = [
     'Digits',
     'ImageNet',
     'PennTreebank',
+    'Speech',
+    'SynthesisedWords',
     'TextFile',
     'TinyImageNet',
 ]

@@ -30,6 +30,7 @@ from dgc.optimizer import DistributedOptimizer
 from dgc.rules import LayerRules
 from dgc.schedule import DensitySchedule
 from dgc.sparse import Sparse
+from dgc.streaming import StreamingSteps
 
 __version__ = '0.1.0'
 
@@ -46,6 +47,7 @@ __all__ = [
     'LocalSteps',
     'NonFiniteGradientError',
     'Sparse',
+    'StreamingSteps',
     'average_tensors',
     'broadcast_tensors',
     'create',

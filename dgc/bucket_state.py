@@ -92,7 +92,13 @@ class BucketState(dict[str, dict[str, Any]]):
 
         Other entries stay as they are: ``dgc.elastic`` converts them.
         """
-        owned = owned_range(self.spec.numel, rank, size)
+        self._own(owned_range(self.spec.numel, rank, size))
+
+    def disown(self) -> None:
+        """Own no slice, until ``resize``: other ranks have them all."""
+        self._own((0, 0))
+
+    def _own(self, owned: tuple[int, int]) -> None:
         if owned == self.owned:
             return
         self.owned = owned

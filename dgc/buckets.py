@@ -14,6 +14,7 @@ from dgc import ops
 from dgc.bucket_spec import BucketSpec
 from dgc.bucket_state import BucketState
 from dgc.mean import LazyGradient, SparseMean, dense
+from dgc.ops.gradients import address, gather, lend, show, touched
 from dgc.ops.reference import fill
 from dgc.sparse import Sparse
 from dgc.state import Entries
@@ -73,6 +74,7 @@ class Bucket:
         unused: The names of the parameters that were collected without a gradient.
         publishes: Whether the result is written to ``.grad``; else it stays in ``gradient``, for a
             caller that also fills that and ``unused``.
+        has_sparse: Whether a ``.grad`` that was collected is sparse.
         hands_over: Whether ``publish`` leaves a sparse result to an optimizer that applies it as it
             is; ``write`` makes it the ``.grad`` after all.
         renews: Whether a memory writes new buffers beside the present ones, so that these need not
@@ -108,7 +110,9 @@ class Bucket:
         self._rank = rank
         self._draws: dict[str, int] = {}  # where no codec's state is kept
         self._lent: dict[str, Tensor] = {}  # name → what autograd stored, flat
-        self._taken: dict[str, Taken] = {}
+        self._places = {member.name: place for place, member in enumerate(self.members)}
+        self._taken: list[Taken | None] = [None] * len(self.members)
+        self.has_sparse = False
         self._changed: set[str] = set()
         self.unused: set[str] = set()
         self.publishes = True
@@ -249,29 +253,75 @@ class Bucket:
         """Yield each parameter's name and its view of ``flat[n]``, in the parameter's shape."""
         yield from self.spec.views(flat)
 
-    def collect(self, member: Member, factor: Tensor | None = None) -> None:
-        """Use the parameter's ``.grad``, times ``factor``, as its gradient; zeros for None."""
-        if self._shows_own:
-            self._keep_apart()
+    def note(self, place: int) -> None:
+        """Note the ``.grad`` of the parameter at a place, or that it has none, for ``collect``.
+
+        Called by autograd's hook of every parameter, so it does no more than it must.
+        """
+        member = self.members[place]
         grad = member.parameter.grad
-        self._lent.pop(member.name, None)
         if type(grad) is LazyGradient:  # of the last step, which the training loop has kept
             grad = member.parameter.grad = dense(grad)
         if grad is None:
             self.unused.add(member.name)
-            self._taken.pop(member.name, None)
-            self._part(member).zero_()
+            self._taken[place] = None
             return
         self.unused.discard(member.name)
-        self._taken[member.name] = Taken(grad, grad._version, address(grad))
-        if self._borrows(grad):
-            gradient = self._lent[member.name] = grad.data.view(-1)
-        else:
-            values = grad.detach()  # with create_graph=True it has a graph
-            gradient = self._part(member)
-            gradient.copy_(values.to_dense() if grad.is_sparse else values)
+        self._taken[place] = Taken(grad, grad._version, address(grad))
+
+    def collect(self, member: Member, factor: Tensor | None = None) -> None:
+        """Use the parameter's ``.grad``, times ``factor``, as its gradient; zeros for None."""
+        place = self._places[member.name]
+        self.note(place)
+        self._take([place], factor)
+
+    def collect_all(self, factor: Tensor | None = None) -> None:
+        """``collect`` every parameter, in a few calls for all of them.
+
+        Those that are noted must not have been changed since.
+        """
+        for place, taken in enumerate(self._taken):
+            if taken is None:
+                self.note(place)
+        self._lent.clear()
+        self.has_sparse = False
+        self._take(range(len(self.members)), factor)
+
+    def _take(self, places: Sequence[int], factor: Tensor | None) -> None:
+        """Use, as gradients, what was noted at these places."""
+        if self._shows_own:
+            self._keep_apart()
+        noted = [(self.members[place], self._taken[place]) for place in places]
+        present = [(member, taken.grad) for member, taken in noted if taken is not None]
+        gradients = [grad for _, grad in present]
+        lent: Sequence[Tensor] = ()
+        copied: Sequence[int] = range(len(present))
+        if self._lends:
+            lent, copied = lend(gradients, self.dtype)
+        for member, _ in present if len(places) < len(self.members) else ():
+            self._lent.pop(member.name, None)
+        if lent:
+            is_copied = set(copied)
+            names = [m.name for at, (m, _) in enumerate(present) if at not in is_copied]
+            self._lent.update(zip(names, lent, strict=True))
+        if copied:
+            some = [gradients[at] for at in copied]
+            self.has_sparse |= any(grad.is_sparse for grad in some)
+            gather(self._storage(), some, [present[at][0].offset for at in copied])
+        if len(present) < len(places):
+            for member, taken in noted:
+                if taken is None:
+                    self._lent.pop(member.name, None)
+                    self._part(member).zero_()
         if factor is not None:
-            gradient.mul_(factor)
+            torch._foreach_mul_([self._piece(member) for member, _ in present], factor)
+
+    @property
+    def _lends(self) -> bool:
+        """Whether gradients are used in place, without a copy, where they can be."""
+        return len(self.members) == 1 or (
+            self.spec.schedule is not None and ops.is_native(self.device)
+        )
 
     def _keep_apart(self) -> None:
         """Change to other storage where a ``.grad`` is still a view of the bucket's own, because
@@ -281,31 +331,25 @@ class Bucket:
             return
         begin = self._own.data_ptr()  # untyped_storage() would leave a reference, see is_sole
         own = range(begin, begin + self._own.nbytes)
-        grads = (member.parameter.grad for member in self.members)
-        if any(g is not None and not g.is_sparse and g.data_ptr() in own for g in grads):
+        if any(taken is not None and taken.address in own for taken in self._taken):
             self._own, self._spare = self._spare, self._own
-
-    def _is_touched(self, member: Member) -> bool:
-        taken = self._taken.get(member.name)
-        if taken is None:
-            return False
-        grad = taken.grad
-        is_other = member.parameter.grad is not grad
-        # grad.data = … changes neither the object nor its version.
-        return is_other or grad._version != taken.version or address(grad) != taken.address
 
     def touched(self) -> list[str]:
         """Return the names of parameters whose ``.grad`` was replaced or written to since it was
         collected, and before it was published."""
-        changed = self._changed
-        return [m.name for m in self.members if m.name in changed or self._is_touched(m)]
+        changed = self._changed | self._changed_since()
+        return [m.name for m in self.members if m.name in changed] if changed else []
 
-    def _borrows(self, grad: Tensor) -> bool:
-        """Return whether a gradient can be used in place, without a copy."""
-        lends = self.spec.schedule is not None and ops.is_native(self.device)
-        fits = grad.dtype == self.dtype and not grad.is_sparse and grad.is_contiguous()
-        fits = fits and ops.is_aligned(grad)
-        return (lends or len(self.members) == 1) and fits and ops.is_sole(grad)
+    def _changed_since(self) -> set[str]:
+        """Return the names of the parameters whose ``.grad`` is not as it was noted."""
+        noted = [
+            each for each in zip(self.members, self._taken, strict=True) if each[1] is not None
+        ]
+        if not noted:
+            return set()
+        members, taken = zip(*noted, strict=True)
+        places = touched([m.parameter for m in members], *map(list, zip(*taken, strict=True)))
+        return {members[place].name for place in places}
 
     def _storage(self) -> Tensor:
         """Return this bucket's own storage ``[n]``, allocated at the first use."""
@@ -323,7 +367,7 @@ class Bucket:
             self._lent.clear()
             self._spare = None
         self._mean = None
-        self._taken.clear()
+        self._taken = [None] * len(self.members)
         self._changed.clear()
         self.unused.clear()
         for member in self.members:
@@ -409,10 +453,10 @@ class Bucket:
 
         What the training loop has changed until then is noted for ``touched``, and overwritten.
         """
-        if not self.publishes or not (self._taken or self.unused):
+        if not self.publishes or not (self.unused or any(self._taken)):
             return
-        self._changed = {member.name for member in self.members if self._is_touched(member)}
-        self._taken.clear()
+        self._changed = self._changed_since()
+        self._taken = [None] * len(self.members)
         if not self.hands_over or self._mean is None:
             self.write()
 
@@ -423,15 +467,16 @@ class Bucket:
             mean.spread(self.pieces)
             if len(self._lent) == len(self.members):
                 self._own = None  # from uncompressed steps before this one
-        for member in self.members:
-            if member.name in self._lent or member.name in unused:
-                continue
-            grad = member.parameter.grad
-            if grad is not None and grad.is_sparse:
-                member.parameter.grad = self._part(member).to_sparse(grad.sparse_dim())
-            else:
-                member.parameter.grad = self._part(member).data
-                self._shows_own = True
+        shown = [m for m in self.members if m.name not in self._lent and m.name not in unused]
+        if self.has_sparse:
+            grads = [(member, member.parameter.grad) for member in shown]
+            for member, grad in grads:
+                if grad is not None and grad.is_sparse:
+                    member.parameter.grad = self._part(member).to_sparse(grad.sparse_dim())
+            shown = [member for member, grad in grads if grad is None or not grad.is_sparse]
+        if shown:
+            show([m.parameter for m in shown], self._storage(), [m.offset for m in shown])
+            self._shows_own = True
 
     def take_over(self, unused: Container[str] = ()) -> None:
         """Replace every ``.grad`` by a lazy one, but for parameters of these names, after an
@@ -454,11 +499,6 @@ class Bucket:
         for contribution in contributions:
             contribution.add_to(total)
         return total.div_(divisor)
-
-
-def address(grad: Tensor) -> int:
-    """Return where the elements of a gradient lie; 0 for a sparse one."""
-    return 0 if grad.is_sparse else grad.data_ptr()
 
 
 def part_of(flat: Tensor, offset: int, parameter: Tensor) -> Tensor:

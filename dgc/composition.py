@@ -67,6 +67,7 @@ class Composition:
         if self.nonfinite not in NONFINITE:
             raise ValueError(f'nonfinite must be one of {NONFINITE}, got {self.nonfinite!r}')
         self._check_payload()
+        self._check_evenness()
         self._check_coding()
 
     def _check_types(self) -> None:
@@ -104,6 +105,18 @@ class Composition:
             raise ValueError(
                 f'{exchange} writes {written.value} messages and indices={self.codec.indices!r} '
                 f'does not fit them: set indices to {indices}'
+            )
+
+    def _check_evenness(self) -> None:
+        """Refuse an index coding of equally many elements a chunk, where others are sent."""
+        chunk = self.codec.chunk
+        is_even = self.exchange.keeps_selection and self.compressor.chunk == chunk
+        if chunk is not None and not is_even:
+            raise ValueError(
+                f'indices={self.codec.indices!r} writes equally many elements of each chunk of '
+                f'{chunk}, which {type(self.compressor).__name__} and '
+                f"{type(self.exchange).__name__} do not send: set indices to 'packed', or use "
+                f'BlockTopK(k, ChunkLayout({chunk})) and AllGather()'
             )
 
     def _check_coding(self) -> None:

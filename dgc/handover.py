@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from itertools import pairwise
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -12,8 +11,10 @@ from dgc import ops
 from dgc.buckets import Bucket
 from dgc.codec.indices import in_order
 from dgc.ops import native
-from dgc.ops.contract import Step, Target
-from dgc.optim.targets import is_covered, is_plain, target_of
+from dgc.ops.contract import Target
+from dgc.ops.gradients import are_apart
+from dgc.optim.targets import is_covered, is_plain
+from dgc.optim.targets import targets_of as targets_for
 
 
 def offer(buckets: Sequence[Bucket], optimizer: Optimizer, own_hook: int) -> None:
@@ -55,27 +56,31 @@ def step(
             taken.append((bucket, targets))
         elif bucket.mean is not None:
             bucket.write(unused)
-    gradients = {}
-    for bucket, _ in taken:
-        for member in bucket.members:  # the optimizer passes them over
-            gradients[member.parameter], member.parameter.grad = member.parameter.grad, None
+    hidden = [target.parameter for _, targets in taken for target in targets]
+    gradients = [parameter.grad for parameter in hidden]
+    for parameter in hidden:  # the optimizer passes them over
+        parameter.grad = None
     try:
         optimizer.step()
     except BaseException:  # a program may catch it, and step again
+        put_back(hidden, gradients)
         for bucket, _ in taken:
-            for member in bucket.members:
-                member.parameter.grad = gradients[member.parameter]
             if bucket.mean is not None:
                 bucket.write(unused)
         raise
+    put_back(hidden, gradients)
     for bucket, targets in taken:
         if bucket.mean is None:
             native.apply(targets, [], gradient=bucket.shown)
-            for member in bucket.members:
-                member.parameter.grad = gradients[member.parameter]
         else:
             native.apply(targets, bucket.mean.contributions, bucket.mean.factor)
             bucket.take_over(unused)
+
+
+def put_back(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+    """Set every ``.grad`` to what it was."""
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
 
 
 def targets_of(bucket: Bucket, optimizer: Optimizer, unused: Container[str]) -> list[Target] | None:
@@ -83,25 +88,11 @@ def targets_of(bucket: Bucket, optimizer: Optimizer, unused: Container[str]) -> 
     result, is not covered."""
     if bucket.mean is None and bucket.shown is None:
         return None
-    targets = []
-    for member in bucket.members:
-        parameter = member.parameter
-        if member.name in unused:
-            targets.append(Target(parameter, Step.NONE))
-            continue
-        if parameter.grad is not None and parameter.grad.is_sparse:  # torch steps otherwise then
-            return None
-        target = target_of(optimizer, parameter, member.group)
-        if target is None:
-            return None
-        targets.append(target)
+    if bucket.has_sparse:  # torch steps otherwise then
+        return None
+    members = bucket.members
+    pairs = [(m.parameter, None if m.name in unused else m.group) for m in members]
+    found = targets_for(optimizer, pairs)
     parts = [] if bucket.mean is None else bucket.mean.contributions
     indices = [each.indices for each in parts if each.indices is not None]
-    return targets if all(in_order(each, bucket.numel) for each in indices) else None
-
-
-def are_apart(parameters: Sequence[Tensor]) -> bool:
-    """Return whether no two contiguous tensors overlap. An optimizer updates such ones in its own
-    order, and the kernel in that of buckets, by several threads."""
-    ranges = sorted((each.data_ptr(), each.nbytes) for each in parameters if each.numel())
-    return all(begin + size <= after for (begin, size), (after, _) in pairwise(ranges))
+    return found if all(in_order(each, bucket.numel) for each in indices) else None

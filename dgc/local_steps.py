@@ -1,12 +1,14 @@
 """Local steps: the ranks train by themselves, and average their movement every H steps.
 
-Local SGD   an outer SGD of rate 1           (Stich, arXiv 1805.09767; arXiv 1808.07217)
-DiLoCo      an outer SGD, Nesterov momentum  (Douillard et al., arXiv 2311.08105, Algorithm 1)
+Local SGD        an outer SGD of rate 1           (Stich, arXiv 1805.09767)
+post-local SGD   the same, from a step on         (Lin et al., arXiv 1808.07217)
+DiLoCo           an outer SGD, Nesterov momentum  (Douillard et al., arXiv 2311.08105, Algorithm 1)
+DES-LOC          averages the inner moments too   (Iacob et al., arXiv 2505.22549)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +24,7 @@ from dgc.handshake import broadcast_tensors, gather_states
 from dgc.optim import DGCSGD, OneBitAdam
 from dgc.optim.closures import refuse_closures
 from dgc.ownership import Guard, check_free, release, take, weakly
+from dgc.reducer import Reducer
 from dgc.saved_state import join_ranks, labelled, share_of
 from dgc.scaling import called_by_scaler, step_scaled
 from dgc.sources import Movement, check_trained
@@ -71,6 +74,10 @@ class LocalSteps(Wrapper):
         engine: By default that of ``dgc.create()``. Several optimizers may share one; see
             DistributedOptimizer.
         every: H, inner steps between two outer steps.
+        after: So many first steps each end with an outer step (post-local SGD).
+        moments: Entry of the inner optimizer's state, such as 'exp_avg' → inner steps between two
+            averages of it over the ranks, a multiple of ``every`` (DES-LOC). None are averaged by
+            default.
         steps_per_epoch: Inner steps in an epoch, for a warm-up by epochs.
         configuration: Any text that must be the same on all ranks.
 
@@ -90,9 +97,11 @@ class LocalSteps(Wrapper):
         every: int = 30,
         steps_per_epoch: int | None = None,
         configuration: str = '',
+        after: int = 0,
+        moments: Mapping[str, int] | None = None,
     ) -> None:
-        if every < 1:
-            raise ValueError(f'every must be at least 1 inner step, got {every}')
+        self.every, self.after, self.moments = every, after, dict(moments or {})
+        self._check_periods()
         composition = Composition() if composition is None else composition
         named = with_names(outer, named_parameters)
         check_part('inner', inner, Optimizer, 'torch.optim.AdamW(model.parameters())')
@@ -110,14 +119,14 @@ class LocalSteps(Wrapper):
             raise ValueError('inner and outer must update the same parameters')
         check_free((name, parameter) for name, parameter, _ in trained(outer, named))
         super().__init__(inner.param_groups, inner.defaults)
-        self.inner, self.outer, self.every = inner, outer, every
+        self.inner, self.outer = inner, outer
         self._use(self.inner)
         engine = engine or create(device=named[0][1].device)
-        agreed = {'local steps between outer steps': str(every)}
         epoch = None if steps_per_epoch is None else max(steps_per_epoch // every, 1)
         self.reducer, self.plan = wire(
-            outer, named, composition, engine, epoch, configuration, agreed=agreed
+            outer, named, composition, engine, epoch, configuration, agreed=self._periods()
         )
+        self.reducer.counts_steps = False  # step() counts inner steps
         self.engine = self.reducer.engine
         broadcast_tensors(self.engine, [parameter for _, parameter in named])
         self.steps = 0
@@ -131,6 +140,31 @@ class LocalSteps(Wrapper):
         ]
         self._inner_guard, self._outer_guard = Guard(inner, self), Guard(outer, self)
         take(self, self._wrapped)
+
+    def _check_periods(self) -> None:
+        """Raise ValueError for periods in which nothing could be averaged."""
+        if self.every < 1:
+            raise ValueError(f'every must be at least 1 inner step, got {self.every}')
+        if self.after < 0:
+            raise ValueError(f'after must be at least 0 inner steps, got {self.after}')
+        for entry, period in self.moments.items():
+            if period < 1 or period % self.every:
+                raise ValueError(
+                    f'moments[{entry!r}] must be a multiple of every = {self.every} inner steps, '
+                    f'got {period}'
+                )
+
+    def _periods(self) -> dict[str, str]:
+        """Return what ranks must have alike of the periods: name → text."""
+        return {
+            'local steps between outer steps': str(self.every),
+            'first steps that each end with an outer step': str(self.after),
+            'local steps between averages of moments': str(sorted(self.moments.items())),
+        }
+
+    def _rounds(self, steps: int) -> int:
+        """Return the number of rounds that have ended after so many inner steps."""
+        return min(steps, self.after) + max(steps - self.after, 0) // self.every
 
     def _regroup(self) -> None:
         """Use the optimizers' groups and state, which loading replaces by new objects."""
@@ -166,9 +200,39 @@ class LocalSteps(Wrapper):
                 loss = step_scaled(self, self.inner, closure)
             self.steps += 1
             self.reducer.count_local_step()
-            if self.steps % self.every == 0:
-                self.synchronize()
+            self._exchange()
         return loss
+
+    def _exchange(self) -> None:
+        """Take the outer step, and average the moments, where this step ends a round."""
+        if self._rounds(self.steps) > self._rounds(self.steps - 1):
+            self.synchronize()
+            for entry, period in self.moments.items():
+                if (self.steps - self.after) % period == 0:
+                    self._average(entry)
+
+    def _average(self, entry: str) -> None:
+        """Average an entry of the inner optimizer's state over the ranks. A collective.
+
+        A rank that has none for a parameter, which had no gradient there yet, counts as zero.
+
+        Raises:
+            ValueError: Where the inner optimizer keeps no such tensor for any parameter.
+        """
+        members = self.source.members
+        states = [self.inner.state.get(member.parameter, {}) for member in members]
+        if any(states) and not any(entry in state for state in states):
+            kept = sorted({name for state in states for name in state})
+            raise ValueError(f'the inner optimizer keeps no {entry!r}, as in moments, but {kept}')
+        tensors = [
+            state[entry] if entry in state else torch.zeros_like(member.parameter)
+            for state, member in zip(states, members, strict=True)
+        ]
+        flat = torch.cat([tensor.detach().float().reshape(-1) for tensor in tensors])
+        mean = self.engine.all_reduce(flat).div_(self.engine.size)
+        parts = mean.split([tensor.numel() for tensor in tensors])
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor.copy_(part.view(tensor.shape))
 
     def synchronize(self) -> bool:
         """Average the movement since the last outer step, and take the outer step. A collective.
@@ -177,12 +241,9 @@ class LocalSteps(Wrapper):
             False where all ranks skip it, since a movement was not finite; they then go on from
             θ_s.
         """
-        rounds = -(-self.steps // self.every) - 1
-        self.reducer.set_densities(max(rounds, 0), self._rounds_per_epoch)
+        self._set_densities(self.reducer)
         check_present_momentum(self.outer, self.composition)
         check_trained(self.inner, self._wrapped, self._names)
-        progress = self.reducer.progress
-        counted = progress.steps, progress.dense_sent
         self.source.finish()
         try:
             usable = self.reducer.synchronize()
@@ -192,11 +253,14 @@ class LocalSteps(Wrapper):
             else:
                 self._reset_inner()
         finally:
-            progress.steps, progress.dense_sent = counted  # step() counts inner steps
             for bucket in self.reducer.buckets:
                 bucket.zero()
         self.source.begin()
         return usable
+
+    def _set_densities(self, reducer: Reducer) -> None:
+        """Set the density of the round that this step ends, or lies in."""
+        reducer.set_densities(self._rounds(max(self.steps - 1, 0)), self._rounds_per_epoch)
 
     def _reset_inner(self) -> None:
         """Discard the inner optimizer's state where it is not finite on this rank: from θ_s, its
@@ -206,6 +270,11 @@ class LocalSteps(Wrapper):
             if not all(bool(tensor.isfinite().all()) for tensor in tensors):
                 self.inner.state.clear()
                 return
+
+    @property
+    def _within_round(self) -> int:
+        """Inner steps since the last round ended."""
+        return 0 if self.steps < self.after else (self.steps - self.after) % self.every
 
     @contextmanager
     def agreed_parameters(self) -> Iterator[None]:
@@ -272,7 +341,7 @@ class LocalSteps(Wrapper):
             self.source.agreed[name].copy_(values)
         self.steps = int(state_dict['steps'])
         if state_dict['size'] != self.engine.size:  # else rank 0 goes on within the round
-            self.steps -= self.steps % self.every
+            self.steps -= self._within_round
         if (state_dict['rank'], state_dict['size']) != (self.engine.rank, self.engine.size):
             with torch.no_grad():
                 for member in self.source.members:

@@ -172,6 +172,8 @@ class Reducer:
         watch: Is called on the engine's thread with each bucket and this rank's message; None for
             none.
         skips: Exchanges that were skipped since the last one that was not; the same on all ranks.
+        counts_steps: Whether an exchange counts as an optimizer step in ``progress``; else its
+            owner counts them (``count_local_step``).
     """
 
     def __init__(self, buckets: Sequence[Bucket], composition: Composition, engine: Engine) -> None:
@@ -192,6 +194,8 @@ class Reducer:
         self.scaling: Scaling | None = None
         self.watch: Callable[[Bucket, Sparse], None] | None = None
         self.skips = 0
+        self.counts_steps = True
+        self._clipped = False  # the gradients of this step, where that needs all buckets
         self._kept: dict[int, Mapping[str, Sequence[Tensor]]] = {}  # state of what is unused here
         self._size = engine.size
         self._snapshots: dict[int, Mapping[str, Any]] = {}  # the state before this exchange
@@ -271,28 +275,22 @@ class Reducer:
                 composition says to stop.
         """
         start = time.perf_counter()
-        if self.engine.size != self._size:
-            raise RuntimeError(
-                f'the number of ranks changed from {self._size} to {self.engine.size}: merge the '
-                "ranks' states (dgc.saved_state.merge_states) into a new optimizer"
-            )
-        self._ready = [True] * len(self.buckets)
+        self._check_size()
         try:
-            if self.composition.clipping is not None and not self.composition.overlaps:
-                self.composition.clipping.clip(self.buckets, self.engine)
-            self._submit_in_order(len(self.buckets))
+            self.start()
             outcomes = [
                 self._published(bucket, future)
                 for bucket, future in zip(self.buckets, self._pending, strict=True)
             ]
             self.engine.confirm()
         except Exception:  # the engine failed, perhaps since another rank is gone
-            self._abandon()
+            self.abandon()
             raise
         self._pending = []
         self._ready = [False] * len(self.buckets)
+        self._clipped = False
         self.progress.wait += time.perf_counter() - start
-        self.progress.steps += 1
+        self.progress.steps += self.counts_steps
         usable = not (self._discards or any(outcome.non_finite for outcome in outcomes))
         self.skips = 0 if usable else self.skips + 1
         if not usable:
@@ -311,6 +309,30 @@ class Reducer:
                 self.composition.memory.commit(bucket)
         self._kept.clear()
         return usable
+
+    def start(self) -> None:
+        """Submit all buckets, and return while they are sent; ``synchronize`` waits for them.
+
+        Where the engine has no thread of its own, they are sent first.
+
+        Raises:
+            RuntimeError: Where the number of ranks has changed.
+        """
+        self._check_size()
+        self._ready = [True] * len(self.buckets)
+        clipping = self.composition.clipping
+        if clipping is not None and not self.composition.overlaps and not self._clipped:
+            clipping.clip(self.buckets, self.engine)
+            self._clipped = True
+        self._submit_in_order(len(self.buckets))
+
+    def _check_size(self) -> None:
+        """Raise RuntimeError where the number of ranks has changed."""
+        if self.engine.size != self._size:
+            raise RuntimeError(
+                f'the number of ranks changed from {self._size} to {self.engine.size}: merge the '
+                "ranks' states (dgc.saved_state.merge_states) into a new optimizer"
+            )
 
     def _published(self, bucket: Bucket, future: Future[Outcome]) -> Outcome:
         """Wait for a bucket, and write its result to ``.grad`` while the next is processed."""
@@ -348,7 +370,7 @@ class Reducer:
         Raises:
             ValueError: Where this composition has no memory for a saved residual or momentum.
         """
-        self._abandon()
+        self.abandon()
         restore([bucket.state for bucket in self.buckets], state_dict, self.engine.size)
 
     def resize(self) -> None:
@@ -364,7 +386,7 @@ class Reducer:
         """Leave the engine to another reducer. To be called on all ranks, between two steps."""
         self.engine.user = no_user
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
         """Wait for the buckets of an unfinished step, and undo the step."""
         wait(self._pending)
         self.engine.drain()
@@ -374,7 +396,7 @@ class Reducer:
         self._pending = []
         self._ready = [False] * len(self.buckets)
         self._failures.clear()
-        self._failed_to_compress = self._failed = self._discards = False
+        self._failed_to_compress = self._failed = self._discards = self._clipped = False
         self._roll_back()
         self._release(goes_on=False)
         self._kept.clear()
@@ -634,7 +656,8 @@ class Reducer:
         progress.sent += after.sent - before.sent - of_flag
         progress.received += after.received - before.received - of_flag
         dense = all_reduce.bytes_sent(bucket.spec, bucket.numel, codec, self.engine.size)
-        progress.dense_sent += round(dense)
+        if self.counts_steps:
+            progress.dense_sent += round(dense)
         progress.communicate += after.seconds - before.seconds
         progress.compress += seconds - (after.seconds - before.seconds)
 

@@ -71,7 +71,8 @@ class GradientHooks(Source):
         self._optimizer = optimizer
         self._names = names
         self._batches_per_step = batches_per_step
-        self._passes: dict[Parameter, int] = {}
+        self._passes: list[list[int]] = []  # of each bucket's members
+        self._wrapped = {m.parameter for bucket in reducer.buckets for m in bucket.members}
         self._missing: list[int] = []
         self._is_open = False  # between begin() and finish()
         self._is_paused = False
@@ -93,7 +94,7 @@ class GradientHooks(Source):
     def begin(self) -> None:
         """Expect ``batches_per_step`` gradients of every parameter."""
         buckets = self._reducer.buckets
-        self._passes = {member.parameter: 0 for bucket in buckets for member in bucket.members}
+        self._passes = [[0] * len(bucket.members) for bucket in buckets]
         self._missing = [len(bucket.members) for bucket in buckets]
         if self._scaling is not None:
             self._scaling.begin()
@@ -113,7 +114,7 @@ class GradientHooks(Source):
     @property
     def has_begun(self) -> bool:
         """Whether a gradient of this step has arrived."""
-        return self._is_open and any(self._passes.values())
+        return self._is_open and any(map(any, self._passes))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -125,43 +126,51 @@ class GradientHooks(Source):
         finally:
             self._is_paused = was_paused
 
-    def accumulated(self, index: int, member: Member) -> None:
-        """Take one gradient of one backward pass. Called by autograd, on its thread."""
+    def accumulated(self, index: int, position: int) -> None:
+        """Take one gradient of one backward pass. Called by autograd, on its thread.
+
+        Args:
+            index: Of the bucket.
+            position: Of the parameter among the bucket's members.
+        """
+        bucket = self._reducer.buckets[index]
         if not self._is_open:
+            name = bucket.members[position].name
             raise RuntimeError(
-                f'gradient of {member.name} between synchronize() and step(): call step() first'
+                f'gradient of {name} between synchronize() and step(): call step() first'
             )
         if self._is_paused:
             return
-        passes = self._passes[member.parameter] = self._passes[member.parameter] + 1
+        passes = self._passes[index][position] = self._passes[index][position] + 1
         if passes > self._batches_per_step:
             self.has_failed = True
+            name = bucket.members[position].name
             raise RuntimeError(
-                f'{member.name} got {passes} gradients in one step, batches_per_step is '
+                f'{name} got {passes} gradients in one step, batches_per_step is '
                 f'{self._batches_per_step}: step() was not called since the backward pass before. '
                 'To discard that pass, call zero_grad() of this optimizer, not of the model; a '
                 'pass that is no part of a step goes into `with optimizer.no_sync():`'
             )
         if passes == self._batches_per_step:
-            self._collect(self._reducer.buckets[index], member)
+            bucket.note(position)
             self._missing[index] -= 1
             if not self._missing[index]:
+                self._collect(index)
                 self._reducer.ready(index)
 
     def finish(self) -> None:
         """Collect what has not come as often as expected: None, and zeros for it, or the sum of
         fewer passes."""
-        check_trained(self._optimizer, self._passes, self._names)
-        for bucket in self._reducer.buckets:
-            for member in bucket.members:
-                if self._passes[member.parameter] < self._batches_per_step:
-                    self._collect(bucket, member)
+        check_trained(self._optimizer, self._wrapped, self._names)
+        for index, missing in enumerate(self._missing):
+            if missing:
+                self._collect(index)
         self._is_open = False
 
-    def _collect(self, bucket: Bucket, member: Member) -> None:
-        """Use a parameter's gradient, without its scale."""
-        scaling = self._scaling
-        bucket.collect(member, None if scaling is None else scaling.inverse(bucket.device))
+    def _collect(self, index: int) -> None:
+        """Use the gradients of a bucket, without their scale."""
+        scaling, bucket = self._scaling, self._reducer.buckets[index]
+        bucket.collect_all(None if scaling is None else scaling.inverse(bucket.device))
 
     def check_result(self) -> None:
         """See ``Source.check_result``; called when no other thread writes gradients any more."""
@@ -178,7 +187,7 @@ def accumulated(source: weakref.ref[GradientHooks], index: int, position: int, _
     """Hand the gradient of a bucket's member to its source, unless that was dropped."""
     hooks = source()
     if hooks is not None:
-        hooks.accumulated(index, hooks.buckets[index].members[position])
+        hooks.accumulated(index, position)
 
 
 class Movement(Source):

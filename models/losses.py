@@ -1,8 +1,10 @@
 """Loss functions of sequences."""
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ['TokenLoss']
+__all__ = ['CTC', 'TokenLoss']
 
 
 class TokenLoss(nn.CrossEntropyLoss):
@@ -15,3 +17,22 @@ class TokenLoss(nn.CrossEntropyLoss):
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Flatten all positions; the logits of half precision are widened."""
         return super().forward(outputs.flatten(0, -2).float(), targets.flatten())
+
+
+class CTC(nn.Module):
+    """Connectionist temporal classification (Graves et al., ICML 2006), per letter.
+
+    Logits [B, T, classes] and letters [B, length] -> scalar: the negative log-likelihood of each
+    transcript, divided by its length, averaged over the batch. Class 0 is the blank; letters that
+    are 0 are padding.
+    """
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """All frames count: those behind an utterance must be blank with certainty."""
+        frames = torch.full((len(outputs),), outputs.shape[1], dtype=torch.int64)
+        return F.ctc_loss(
+            outputs.float().log_softmax(-1).transpose(0, 1),
+            targets,
+            frames,
+            (targets != 0).sum(1),
+        )

@@ -34,6 +34,7 @@ SAVED_WITHIN_EPOCHS = ('checkpoint.every_steps', 'checkpoint.every_minutes')
 ROLLBACK = ('rollback.after_skips',)
 OWN_LOADER = ('data.loader',)
 AGREEMENT = ('agreement',)
+ABORT = ('engine.abort_seconds',)
 MEAN = ('train.clip_mean', 'train.ema')  # of the gradient and of the weights of all ranks
 STEPS = ('train.num_steps',)
 
@@ -229,11 +230,8 @@ def check_elastic(configs: Config) -> None:
         )
     check_unset(configs, 'server', 'elastic workers have no server', 'a file of configs/dgs/')
     for names, reason in (
-        (
-            SAVED_WITHIN_EPOCHS,
-            'which save no checkpoints: a worker that joins takes the state of another one',
-        ),
-        (ROLLBACK, 'which save no checkpoints to go back to'),
+        (ROLLBACK, 'which go on with those that are left, and not from a checkpoint'),
+        (ABORT, 'which drop others after configs.elastic.drop_seconds'),
         ((*AGREEMENT, *MEAN), 'whose steps are confirmed by a vote'),
         (STEPS, 'whose epochs have more or fewer steps as workers die and join'),
         (OWN_LOADER, 'whose shares of the data change when workers join or die'),

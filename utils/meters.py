@@ -8,12 +8,13 @@ Ranks may have different numbers of samples: only sums and counts are added up.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from datasets.letters import LETTERS, greedy, spell
 from datasets.windows import IGNORED
 
 # How the names of meters begin, which the line of an epoch shows.
@@ -177,37 +178,39 @@ class R2:
 class ErrorRate:
     """Edits that turn what was recognized into the transcript, in percent of its length.
 
-    An edit inserts, removes or replaces one unit: a character here, a word in ``WordErrorRate``.
+    An edit inserts, removes or replaces one unit. Outputs are decoded greedily, as CTC's.
 
     Args:
-        decode: Turns a batch of outputs into texts, one a sample.
-        spell: Turns a target into its text.
+        letters: Those of the classes from 1.
     """
 
     better = 'lower'
 
-    def __init__(
-        self, decode: Callable[[Tensor], list[str]], spell: Callable[[Tensor], str]
-    ) -> None:
-        self._decode, self._spell = decode, spell
+    def __init__(self, letters: str = LETTERS) -> None:
+        self.letters = letters
         self.edits = 0
         self.units = 0
 
-    @staticmethod
-    def cut(text: str) -> Sequence[str]:
+    def units_of(self, text: str) -> Sequence[str]:
         """The units of a text."""
-        return text
+        raise NotImplementedError
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
-        """Count a batch of outputs and targets. Raises MeterError where they are no texts."""
-        if outputs.dim() != 3 or targets.dim() != 2:
+        """Count a batch: scores ``[batch, frames, classes]``, letters ``[batch, length]``.
+
+        Raises:
+            MeterError: For tensors that are not these.
+        """
+        classes = 1 + len(self.letters)
+        if outputs.dim() != 3 or outputs.shape[-1] != classes or targets.dim() != 2:
             raise MeterError(
-                f'an error rate needs scores [batch, frames, labels] and labels [batch, length], '
-                f'and the model returns {list(outputs.shape)} for targets {list(targets.shape)}'
+                f'an error rate needs scores [batch, frames, {classes}] and letters [batch, '
+                f'length], and the model returns {list(outputs.shape)} for targets '
+                f'{list(targets.shape)}'
             )
-        for text, target in zip(self._decode(outputs), targets, strict=True):
-            truth = self.cut(self._spell(target))
-            self.edits += edits(self.cut(text), truth)
+        for text, target in zip(greedy(outputs, self.letters), targets.tolist(), strict=True):
+            truth = self.units_of(spell(target, self.letters))
+            self.edits += edits(self.units_of(text), truth)
             self.units += len(truth)
 
     def sums(self) -> Tensor:
@@ -223,12 +226,15 @@ class ErrorRate:
 class CharacterErrorRate(ErrorRate):
     """The error rate in characters, spaces between words among them."""
 
+    def units_of(self, text: str) -> Sequence[str]:
+        """The characters of a text."""
+        return text
+
 
 class WordErrorRate(ErrorRate):
     """The error rate in words."""
 
-    @staticmethod
-    def cut(text: str) -> Sequence[str]:
+    def units_of(self, text: str) -> Sequence[str]:
         """The words of a text."""
         return text.split()
 

@@ -4,3 +4,4 @@ from utils.config import configs
 
 configs.dataset.train_on = 'valid'
 configs.train.metric = 'perplexity/test'
+configs.dataset.vocabulary = 6_022  # the words of that text

@@ -7,12 +7,13 @@ from dgc.algorithms.deep_gradient_compression import deep_gradient_compression
 from dgc.algorithms.demo import demo
 from dgc.algorithms.dense import dense
 from dgc.algorithms.dgs import asgd, async_dgc, dgs, gradient_dropping
-from dgc.algorithms.diloco import diloco
+from dgc.algorithms.diloco import diloco, quantized_diloco
 from dgc.algorithms.gaussian_k import gaussian_k
 from dgc.algorithms.gtopk import gtopk, gtopk_doubling
 from dgc.algorithms.hierarchical import hierarchical
 from dgc.algorithms.lags import lags
 from dgc.algorithms.merged import mgwfbp, omgs
+from dgc.algorithms.muloco import muloco
 from dgc.algorithms.natural import natural
 from dgc.algorithms.oktopk import oktopk
 from dgc.algorithms.one_bit_adam import one_bit_adam
@@ -23,6 +24,8 @@ from dgc.algorithms.random_k import random_k
 from dgc.algorithms.sidco import sidco
 from dgc.algorithms.sign_sgd import ef_sign_sgd, sign_sgd, signum
 from dgc.algorithms.spardl import spardl, spardl_bruck, spardl_lres, spardl_pres, spardl_teams
+from dgc.algorithms.sparse_loco import sparse_loco
+from dgc.algorithms.streaming_diloco import streaming_diloco
 from dgc.algorithms.table import CONSERVING, Algorithm, Kind, Law
 from dgc.algorithms.tern_grad import tern_grad
 from dgc.algorithms.threshold_v import threshold_v
@@ -269,6 +272,46 @@ ALGORITHMS: dict[str, Algorithm] = {
             'Douillard et al., arXiv 2311.08105',
             diloco,
             ('configs/diloco/diloco.py',),
+            frozenset({Law.EQUALS_DENSE}),
+            Kind.LOCAL_STEPS,
+            has_density=False,
+        ),
+        Algorithm(
+            'quantized-diloco',
+            'DiLoCo with movements of 8 or 4 bits',
+            'Douillard et al., arXiv 2311.08105',
+            quantized_diloco,
+            ('configs/diloco/int8.py',),
+            frozenset({Law.EQUALS_DENSE}),
+            Kind.LOCAL_STEPS,
+            has_density=False,
+        ),
+        Algorithm(
+            'streaming-diloco',
+            'DiLoCo whose fragments travel at different times, during further local steps',
+            'Douillard et al., arXiv 2501.18512',
+            streaming_diloco,
+            ('configs/streaming/diloco.py',),
+            frozenset({Law.EQUALS_DENSE}),
+            Kind.LOCAL_STEPS,
+            has_density=False,
+        ),
+        Algorithm(
+            'sparse-loco',
+            'local steps; two bits for the largest elements of each chunk of their movement',
+            'Sarfi et al., arXiv 2508.15706',
+            sparse_loco,
+            ('configs/sparseloco/sparseloco.py',),
+            frozenset({Law.EQUALS_DENSE, Law.FLUSHES}),
+            Kind.LOCAL_STEPS,
+            has_density=False,
+        ),
+        Algorithm(
+            'muloco',
+            'local steps of Muon; movements of two bits',
+            'Thérien et al., arXiv 2505.23725',
+            muloco,
+            ('configs/muloco/muloco.py',),
             frozenset({Law.EQUALS_DENSE}),
             Kind.LOCAL_STEPS,
             has_density=False,

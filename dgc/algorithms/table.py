@@ -20,6 +20,7 @@ class Law(Enum):
     """
 
     CONSERVES = 'sent + residual = corrected on each rank; applied + residuals = gradients in all'
+    CONSERVES_ROUNDED = 'the same of a memory in bfloat16, up to the rounding of each step'
     EQUALS_DENSE = 'uncompressed, it equals the optimizer on the mean gradient'
     FLUSHES = 'residuals are empty after an uncompressed step'
 

@@ -17,6 +17,7 @@
     int32       1  4k                          as they are; n up to 2^31 - 1
     packed      2  (k·(l+1) + (n >> l)) / 8    elias_fano.py, also for l
     none        3  0                           k = n: all elements, in order (a dense message)
+    even        4  59·⌈n/4096⌉ for k = n/64    even.py: as many of each chunk of 4,096 elements
 
     values   code  bytes of k                  written (values/)
     fp32        0  4k                          as they are
@@ -30,6 +31,10 @@
     qsgd2       8  4·⌈k/64⌉ + k/4              a float32 per block of 64 values, then -1, 0 or 1
     ternary    16  4·⌈k/512⌉ + k/5             a float32 per block of 512, then five numbers a byte
     natural    17  4 + k                       a float32 scale, then signs and powers of two
+    2bit       20  4·⌈k/64⌉ + k/4              two magnitudes per block of 64 values, then for each
+                                               the sign, and which of both
+    fp4        21  4·⌈k/64⌉ + k/2              a float32 per block of 64 values, then E2M1 numbers
+    fp4e3      22  4·⌈k/64⌉ + k/2              the same with E3M0 numbers
 
 Sections follow each other without gaps, so the values may begin at any byte. The length of each is
 known from n and k. The header repeats the whole length for programs that only carry messages, and
@@ -68,10 +73,10 @@ class Codec:
     Indices are exact, values rounded as their coding defines.
 
     Args:
-        values: a name in VALUES: 'fp32', 'fp16', 'bf16', 'int8', 'int4', 'sign', 'qsgd8', 'qsgd4',
-            'qsgd2', 'ternary' or 'natural'.
-        indices: a name in INDICES: 'int64', 'int32' or 'packed' for sparse messages, 'none' for
-            dense ones.
+        values: a name in VALUES: 'fp32', 'fp16', 'bf16', 'int8', 'int4', 'fp4', 'fp4e3', '2bit',
+            'sign', 'qsgd8', 'qsgd4', 'qsgd2', 'ternary' or 'natural'.
+        indices: a name in INDICES: 'int64', 'int32' or 'packed' for sparse messages, 'even' for
+            those with equally many elements of each chunk, 'none' for dense ones.
 
     Raises:
         ValueError: there is no coding of that name.
@@ -90,6 +95,11 @@ class Codec:
     def error(self) -> Contraction | Unbiased:
         """What the value coding guarantees about its quantization error."""
         return VALUES[self.values].error
+
+    @property
+    def chunk(self) -> int | None:
+        """Elements of the chunks over which indices must be spread evenly; None for anywhere."""
+        return INDICES[self.indices].chunk
 
     def capacity(self, numel: int, k: int) -> int:
         """Return the bytes of a message of ``k`` of ``numel`` elements.

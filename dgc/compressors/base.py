@@ -20,10 +20,13 @@ class Compressor(ABC):
         payload: Whether its messages carry all elements in order (dense) or some with indices.
         remembers: Where it keeps plain values for a bucket between steps (``corrected.state``), how
             these follow a change of the world size; None where it keeps nothing.
+        chunk: Elements of the chunks over which a selection is spread evenly, as an index coding
+            may need it; None where it may lie anywhere.
     """
 
     payload = Payload.SPARSE
     remembers: Resize | None = None
+    chunk: int | None = None
 
     def state_for(self, spec: BucketSpec) -> Entries:
         """Declare the plain values that ``corrected.state`` holds."""

@@ -8,30 +8,34 @@ from dgc.bucket_spec import BucketSpec
 from dgc.compressors.base import Compressor
 from dgc.corrected import Corrected
 from dgc.sparse import Sparse, gather
-from dgc.transforms.blocks import BlockLayout, Run
+from dgc.transforms.blocks import ChunkLayout, Layout, Run
 
 
 class BlockTopK(Compressor):
     """The ``k`` elements of largest magnitude of each block, in whatever layout blocks have.
 
     Args:
-        k: Elements of a block; a shorter block sends all of its elements. The density of the
-            schedule has no effect.
-        layout: Divides a bucket's flat tensor into blocks.
+        k: Elements of a block. The density of the schedule has no effect.
+        layout: Divides a bucket's flat tensor into blocks: ``BlockLayout`` for the blocks of each
+            parameter (DeMo), of which a shorter one sends all of its elements; ``ChunkLayout`` for
+            chunks of the whole bucket (SparseLoCo).
 
     Raises:
-        ValueError: For a ``k`` below 1.
+        ValueError: For a ``k`` below 1, or above the size of a chunk.
     """
 
-    def __init__(self, k: int, layout: BlockLayout) -> None:
+    def __init__(self, k: int, layout: Layout) -> None:
         if k < 1:
             raise ValueError(f'k must be at least 1 element of a block, got {k}')
+        if isinstance(layout, ChunkLayout):
+            layout.check(k)
+            self.chunk = layout.size
         self.k = k
         self.layout = layout
 
     def budget(self, spec: BucketSpec, density: float) -> int:
-        """Return the sum of ``min(k, block size)`` over the blocks."""
-        return sum(run.number * min(self.k, run.size) for run in self.layout.runs(spec))
+        """Return the sum of what is selected of each block."""
+        return sum(run.number * self.layout.share(self.k, run) for run in self.layout.runs(spec))
 
     def select(self, corrected: Corrected, density: float) -> Sparse:
         """Return exactly ``budget`` elements."""
@@ -42,7 +46,8 @@ class BlockTopK(Compressor):
         chosen = []
         for run in runs:
             blocks = values[run.offset : run.offset + run.numel].view(run.number, run.size)
-            places = torch.topk(blocks.abs(), min(self.k, run.size), dim=1, sorted=False).indices
+            share = self.layout.share(self.k, run)
+            places = torch.topk(blocks.abs(), share, dim=1, sorted=False).indices
             starts = torch.arange(run.number, device=values.device) * run.size + run.offset
             chosen.append((places + starts[:, None]).view(-1))
         return gather(values, torch.cat(chosen).sort().values)

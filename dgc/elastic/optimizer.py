@@ -167,6 +167,7 @@ class ElasticOptimizer(DistributedOptimizer):
         self._on_change = on_change
         self._size = 1  # of the world that the state is for
         self._members: tuple[str, ...] = ()  # at the last change
+        self._waits_with: tuple[str, ...] = ()  # before the first step
         self._healed: set[str] = set()  # since the last change
         self._keeps = False  # this worker's residual, although it is among them
         self._copy: Copy | None = None
@@ -193,11 +194,12 @@ class ElasticOptimizer(DistributedOptimizer):
                     engine.reform()
                 if engine.poll_due:
                     engine.poll()
-                if not engine.is_settled:
-                    self._settle()
-                if not engine.committed and engine.size < engine.settings.start_workers:
+                # State is converted for the number of workers once, when all are there.
+                if engine.is_starting and engine.size < engine.settings.start_workers:
                     self._wait_for_more()
                     continue
+                if not engine.is_settled:
+                    self._settle()
                 self._back_up()
                 return
             except LostError as error:
@@ -264,7 +266,11 @@ class ElasticOptimizer(DistributedOptimizer):
 
     def _wait_for_more(self) -> None:
         """Ask for more workers before the first step. Raises LostError, and EngineError at last."""
-        settings = self.engine.settings
+        settings, members = self.engine.settings, self.engine.members
+        if members != self._waits_with:
+            self._waits_with = members
+            there = f'{len(members)} of {settings.start_workers} workers are there'
+            log.warning('%s: %s', name_of(self.engine.worker), there)
         if time.monotonic() - self._made > settings.start_seconds:
             raise EngineError(
                 f'{self.engine.size} of {settings.start_workers} workers have come in '
@@ -300,6 +306,8 @@ class ElasticOptimizer(DistributedOptimizer):
         keeps = content is not None and engine.was_one and not engine.settings.residual_backup
         if content is not None:
             self._load(content, keeps)
+            for bucket in self.buckets:
+                bucket.state.disown()
         self._healed, self._keeps = self._healed | behind, self._keeps or keeps
         self.composition.exchange.check(engine, self.buckets[0].device)
         slices = gather_slices(self.buckets, engine)
@@ -334,6 +342,34 @@ class ElasticOptimizer(DistributedOptimizer):
         steps than before. To be called between two steps, alike on all workers."""
         self.steps, self.steps_per_epoch = steps, steps_per_epoch
         self._begin_step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As in DistributedOptimizer, and 'elastic': where this worker stands among the others.
+
+        Each worker saves its own, with its own residual. After all have ended, those that load one
+        of the same step go on together; the others take the state of these (``load_state_dict``).
+        """
+        return {**super().state_dict(), 'elastic': self.engine.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what ``state_dict()`` returned, before the first ``begin()``.
+
+        What counts is what the workers have that ``begin()`` finds. Where some train, this worker
+        takes their state, and its residual is empty. Else all take the state with the most steps:
+        who has loaded that one keeps its own residual, converted to the number of workers; that of
+        others is empty.
+
+        Raises:
+            ValueError: As in DistributedOptimizer.
+            RuntimeError: After the first ``begin()``.
+        """
+        if self.changes:
+            raise RuntimeError('load_state_dict() of an elastic worker comes before begin()')
+        if 'elastic' in state_dict:
+            self.engine.load_state_dict(state_dict['elastic'])
+            self.reducer.resize()
+            self._size = self.engine.size
+        super().load_state_dict(state_dict)
 
     def _dump(self) -> bytes:
         """Return what a worker that joins needs: all that is the same on all workers."""

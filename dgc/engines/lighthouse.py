@@ -16,17 +16,19 @@ import time
 import uuid
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dgc.engines.base import EngineError
+from dgc.engines.meeting import REACH, Quorum
+from dgc.engines.notice import Notice
 
 log = logging.getLogger('dgc')
 
 HEARTBEAT = 0.2  # seconds between two
-CONNECT = timedelta(seconds=2)
 RETRY = 0.4  # seconds between two attempts to connect
+AGAIN = 0.1  # seconds between two questions that nobody took
 SAY_EVERY = 10.0  # seconds between two lines about a lighthouse that does not answer
 
 
@@ -79,28 +81,6 @@ class ElasticSettings:
             raise EngineError(f'configs.elastic.worker must be a name, got {self.worker!r}')
 
 
-class Quorum(NamedTuple):
-    """Who takes part, as decided by the lighthouse.
-
-    Attributes:
-        members: The workers' ids, in the order of their ranks.
-        stores: ``host:port`` of the store of each; that of the first one is used.
-        key: Differs between quorums, also of the same members.
-    """
-
-    members: tuple[str, ...]
-    stores: tuple[str, ...]
-    key: str
-
-    def gone(self) -> list[str]:
-        """Return the members whose store cannot be reached: they have died since they asked."""
-        return [
-            member
-            for member, store in zip(self.members, self.stores, strict=True)
-            if not answers(store)
-        ]
-
-
 class Lighthouse:
     """Heartbeats to the lighthouse, and questions for a quorum.
 
@@ -110,6 +90,7 @@ class Lighthouse:
 
     Attributes:
         worker: Its id: the name, and a part that differs between processes.
+        notice: Of this worker, which others read.
 
     Raises:
         EngineError: Where torchft is not installed, or the address is none.
@@ -137,10 +118,12 @@ class Lighthouse:
         self._client: Any = None
         self._host = own_host(*self._server)
         self._store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
+        self.notice = Notice(self._host)
+        self._questions = 0  # so far
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name='dgc-heartbeat', daemon=True)
-        self._thread.start()
-        atexit.register(self.close)  # a thread within a library at the end would abort the process
+        # Started with the first question: the lighthouse lets those who ask wait for all that send
+        # heartbeats, and this worker may still load its data.
+        self._thread: threading.Thread | None = None
 
     def ask(self, seconds: float) -> Quorum:
         """Return a quorum of this worker and all others that ask.
@@ -151,6 +134,9 @@ class Lighthouse:
         Raises:
             UnreachableError: Where there is no answer in that time.
         """
+        self._start_beating()
+        self._questions += 1
+        number = self._questions
         timeout = timedelta(seconds=seconds)
         try:
             if self._client is None:
@@ -158,14 +144,15 @@ class Lighthouse:
             answer = self._client.quorum(
                 self.worker,
                 timeout,
-                address=self._host,
+                address=self.notice.address,
                 store_address=f'{self._host}:{self._store.port}',
-                step=0,
+                step=number,  # which the lighthouse passes on
                 world_size=1,
                 shrink_only=False,
             )
         except (RuntimeError, TimeoutError, OSError) as error:
             self._client = None
+            self.give_up(number)  # the lighthouse may count it yet
             text = ' '.join(str(error).split())[:200]
             raise UnreachableError(
                 f'the lighthouse at {self.address} (configs.elastic.lighthouse) gives no quorum: '
@@ -176,8 +163,14 @@ class Lighthouse:
         return Quorum(
             tuple(member.replica_id for member in members),
             tuple(member.store_address for member in members),
+            tuple(member.address for member in members),
+            tuple(member.step for member in members),
             f'{answer.quorum_id}-{created.seconds}-{created.nanos}',
         )
+
+    def give_up(self, question: int) -> None:
+        """Tell the others that this worker follows no answer to this question, or earlier ones."""
+        self.notice.given_up = question
 
     def ask_until(self, seconds: float, each: float) -> Quorum:
         """As ``ask``, again and again while there is no answer, and saying so.
@@ -192,6 +185,7 @@ class Lighthouse:
         start = time.monotonic()
         said = start
         while True:
+            asked = time.monotonic()
             try:
                 return self.ask(each)
             except UnreachableError as error:
@@ -201,13 +195,22 @@ class Lighthouse:
                 if now - said > SAY_EVERY:
                     said = now
                     log.warning('%s: %s; it is waited for', self.worker, error)
-            time.sleep(0.1)
+                if now - asked < each:  # the lighthouse is gone
+                    time.sleep(AGAIN)
 
     def _connect(self) -> Any:
         """Return a client. Raises OSError or RuntimeError."""
-        # The client itself tries again for CONNECT where nothing listens, and training waits.
-        socket.create_connection(self._server, timeout=CONNECT.total_seconds()).close()
-        return self._make(f'http://{self.address}', CONNECT)
+        # The client itself tries again for REACH where nothing listens, and training waits.
+        socket.create_connection(self._server, timeout=REACH.total_seconds()).close()
+        return self._make(f'http://{self.address}', REACH)
+
+    def _start_beating(self) -> None:
+        """Start the heartbeats, unless they have begun."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._beat, name='dgc-heartbeat', daemon=True)
+            self._thread.start()
+            # A thread within a library at the end would abort the process.
+            atexit.register(self.close)
 
     def _beat(self) -> None:
         """Send heartbeats, on a thread and a connection of their own."""
@@ -222,20 +225,13 @@ class Lighthouse:
                 self._stopped.wait(RETRY - HEARTBEAT)
 
     def close(self) -> None:
-        """End the heartbeats."""
+        """End the heartbeats, and give up all questions."""
         atexit.unregister(self.close)
         self._stopped.set()
-        self._thread.join(timeout=2)
-
-
-def answers(address: str) -> bool:
-    """Return whether something listens at ``host:port``."""
-    host, _, port = address.rpartition(':')
-    try:
-        socket.create_connection((host, int(port)), timeout=CONNECT.total_seconds()).close()
-    except OSError:
-        return False
-    return True
+        self.give_up(self._questions)
+        self.notice.close()
+        if self._thread is not None:
+            self._thread.join(timeout=2)
 
 
 def own_host(host: str, port: int) -> str:

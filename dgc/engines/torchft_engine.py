@@ -22,7 +22,7 @@ import os
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -35,7 +35,10 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
 )
 
 from dgc.engines.base import Engine, EngineError, LostError
-from dgc.engines.lighthouse import ElasticSettings, Lighthouse, Quorum, UnreachableError
+from dgc.engines.elastic_watch import ElasticWatch, GroupCall
+from dgc.engines.lighthouse import ElasticSettings, Lighthouse, UnreachableError
+from dgc.engines.meeting import Quorum
+from dgc.engines.watch import Patience
 
 log = logging.getLogger('dgc')
 
@@ -57,7 +60,8 @@ class Place(NamedTuple):
         committed: The steps that it has confirmed.
         history: Of these steps.
         maybe: The history with one more step, whose vote it got no answer to; 0 for none.
-        is_fresh: Whether it has just started, and has nothing that others need.
+        is_fresh: Whether it has made no step yet since it started. What it has is from a file, or
+            nothing: others that train do not need it.
         trains: A digest of what it trains.
     """
 
@@ -91,6 +95,8 @@ class TorchftEngine(Engine):
     Args:
         settings: Where the lighthouse is, and how long others are waited for.
         trains: Any text that must be the same on all workers.
+        warning_seconds: Of a wait until a line names the workers that are waited for, and the
+            bucket; or half the time after which they are dropped, where that is less.
 
     Attributes:
         trains: The same; an optimizer adds what it trains.
@@ -99,12 +105,17 @@ class TorchftEngine(Engine):
         committed: The number of steps that all workers have confirmed.
         source: The rank whose state the workers that are behind take.
         behind: The ranks that do not have that state.
+        is_fresh: Whether no step was confirmed yet since the workers started.
+        is_starting: Whether that holds for all members of the group.
         is_settled: Whether all members have the same state, for this world size.
         was_one: Of a worker that has taken the source's state: whether its own was an earlier one
             of the same history, so that what it has not sent is still of use.
         poll_due: Whether all members are to call ``poll()`` before the next step.
         note: Returns what is published with the next vote.
         notes: What each worker published last.
+        wish: Returns whether this worker wishes all to do something, such as a checkpoint, after
+            the step that is voted on.
+        is_wished: Whether a worker wished so in the last vote: the same on all that got its answer.
 
     Raises:
         EngineError: Where torchft is not installed, or a setting cannot be used.
@@ -112,7 +123,12 @@ class TorchftEngine(Engine):
 
     name = 'torchft'
 
-    def __init__(self, settings: ElasticSettings, trains: str = '') -> None:
+    def __init__(
+        self,
+        settings: ElasticSettings,
+        trains: str = '',
+        warning_seconds: float = Patience.warning_seconds,
+    ) -> None:
         super().__init__(0, 1, 0, 1)
         os.environ.setdefault('TORCH_CPP_LOG_LEVEL', 'ERROR')
         self.settings = settings
@@ -120,7 +136,8 @@ class TorchftEngine(Engine):
         self.worker = self.lighthouse.worker
         self.members: tuple[str, ...] = (self.worker,)
         self.committed, self.history = 0, secrets.randbelow(DIGITS)
-        self.is_fresh = True
+        self.is_fresh = self.is_starting = True
+        self._is_member = False  # since a group was settled
         self.source, self.behind = 0, frozenset[int]()
         self.is_settled, self.is_broken = False, True
         self.was_one = False
@@ -128,6 +145,8 @@ class TorchftEngine(Engine):
         self._past: deque[int] = deque([self.history], maxlen=REMEMBERED)
         self.note: Callable[[], Note] = Note
         self.notes: dict[str, Note] = {}
+        self.wish: Callable[[], bool] = bool
+        self.is_wished = False
         self.trains = trains
         self._make = group_of_gloo()  # before others wait for this worker
         self._group: Any = None
@@ -135,6 +154,10 @@ class TorchftEngine(Engine):
         self._key = ''
         self._next_poll, self._poll_seconds = 0.0, settings.join_seconds
         self._silent_seconds = LEAST_SILENT
+        self._group_call: GroupCall | None = None
+        self._group_calls = 0
+        own = self.lighthouse.notice
+        self._watch = ElasticWatch(own, lambda: self._group_call, warning_seconds)
         self._seconds: deque[float] = deque(maxlen=20)  # of steps
         self._last = time.monotonic()
 
@@ -206,18 +229,40 @@ class TorchftEngine(Engine):
         """Return those of some workers that are no members."""
         return [worker for worker in before if worker not in self.members]
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return where this worker stands, for a checkpoint. See ``load_state_dict``."""
+        return {
+            'rank': self.rank,
+            'members': list(self.members),
+            'committed': self.committed,
+            'past': list(self._past),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Stand where a worker stood that saved ``state_dict()``, before the first ``reform()``.
+
+        Workers with the state of the same step go on together. Those that train already give
+        theirs to this worker, also where it is an earlier one.
+        """
+        self.rank, self.size = int(state['rank']), len(state['members'])
+        self.committed, self.history = int(state['committed']), int(state['past'][-1])
+        self._past.clear()
+        self._past.extend(state['past'])
+
     def close(self) -> None:
         """Leave. The others find out when they wait for this worker, or at their next poll."""
         if self.is_closed:
             return
+        self._watch.stop()
         self.lighthouse.close()
         super().close()
         self._break()
 
     def _confirm(self) -> None:
         key, note = self._key, self.note()
-        wants = float(self.rank == 0 and time.monotonic() >= self._next_poll)
-        vote = torch.tensor([float(self.committed), wants, *note], dtype=torch.float64)
+        polls = float(self.rank == 0 and time.monotonic() >= self._next_poll)
+        numbers = [float(self.committed), polls, float(self.wish()), *note]
+        vote, self.is_wished = torch.tensor(numbers, dtype=torch.float64), False
         try:
             votes = self._gather(vote)
         except LostError:
@@ -227,17 +272,19 @@ class TorchftEngine(Engine):
             if any(int(each[0]) != self.committed for each in votes):
                 raise EngineError(f'{self.worker}: the workers are at different steps: {votes}')
             self.poll_due = any(each[1] for each in votes)
-            self.notes = {w: Note(*v[2:]) for w, v in zip(self.members, votes, strict=True)}
+            self.is_wished = any(each[2] for each in votes)
+            self.notes = {w: Note(*v[3:]) for w, v in zip(self.members, votes, strict=True)}
         self.committed, self.history = self.committed + 1, extended(self.history, key)
         self._past.append(self.history)
-        self.is_fresh = False
+        self.is_fresh = self.is_starting = False
         now = time.monotonic()
         self._seconds.append(now - self._last)
         self._last = now
 
     def _settle(self, copied: str) -> set[str]:
         marks = self._gather(torch.tensor([digest(copied) if copied else 0]))
-        self.is_settled, self.is_fresh, self.behind = True, False, frozenset()
+        self.is_settled, self.behind = True, frozenset()
+        self.is_fresh, self._is_member = self.is_starting, True
         self._last = time.monotonic()
         known = {digest(worker): worker for worker in self.notes}
         return {known[mark] for (mark,) in marks if mark in known}
@@ -270,8 +317,16 @@ class TorchftEngine(Engine):
         else:
             self._silent_seconds = LEAST_SILENT
         self._next_poll = time.monotonic() + self._poll_seconds
-        if quorum is not None and len({*marks}) == 1 and quorum.members != self.members:
+        if quorum is None or quorum.members == self.members:
+            return
+        if len({*marks}) == 1:
             self._reform(first=quorum)
+        else:
+            self._give_up(quorum)
+
+    def _give_up(self, quorum: Quorum) -> None:
+        """Tell the other members of a quorum that this worker does not come."""
+        self.lighthouse.give_up(quorum.questions[quorum.members.index(self.worker)])
 
     def _reform(self, in_doubt: bool = False, first: Quorum | None = None) -> bool:
         """See ``reform``.
@@ -288,12 +343,13 @@ class TorchftEngine(Engine):
         while True:
             # The lighthouse waits for members that have not asked yet, but for no longer than its
             # time-out since the first question: one that only wants to join asks again and again.
-            patience = JOIN_SECONDS if self.is_fresh else ASK_SECONDS
+            patience = ASK_SECONDS if self._is_member else JOIN_SECONDS
             quorum = quorum or self.lighthouse.ask_until(GIVE_UP_SECONDS, patience)
             try:
                 return self._form(quorum, place)
             except LostError as error:
                 log.warning('%s: %s; asks for another quorum', self.worker, error)
+                self._give_up(quorum)
                 quorum = None
 
     def _form(self, quorum: Quorum, own: Place) -> bool:
@@ -317,10 +373,13 @@ class TorchftEngine(Engine):
         self._next_poll = time.monotonic() + self._poll_seconds
         if self.size > 1:
             self._meet(quorum)
+        names = [member.rpartition(':')[0] for member in quorum.members]
+        self._watch.follow(self.rank, names, quorum.notices)
         self.is_broken = False
         places = [Place(*each) for each in self._gather(torch.tensor(own))]
         self.source = source_of(places)
         source = places[self.source]
+        self.is_starting = bool(source.is_fresh)
         if source.trains != own.trains:
             raise EngineError(
                 f'{self.worker} does not train what {self.members[self.source]} does: start all '
@@ -340,8 +399,7 @@ class TorchftEngine(Engine):
 
     def _meet(self, quorum: Quorum) -> None:
         """Connect to the other members. Raises LostError where one does not come."""
-        if gone := quorum.gone():  # the store's client would try again for half a minute
-            raise LostError(f'{", ".join(gone)} died after asking for a quorum')
+        quorum.meet(self.rank, CONNECT_SECONDS)
         self._group = self._make(timeout=timedelta(seconds=CONNECT_SECONDS))
         self._limited = CONNECT_SECONDS
         address = f'{quorum.stores[0]}/dgc/{quorum.key}'
@@ -382,11 +440,12 @@ class TorchftEngine(Engine):
                 received = body.numpy().tobytes()
         self._gather(torch.zeros(1), seconds)  # the others wait here, and not in a step
         if received is not None:
-            self.was_one = self.history in past.tolist()
+            # A state from a file had the others' later steps once: its residual has been sent.
+            self.was_one = not self.is_fresh and self.history in past.tolist()
             self._past.clear()
             self._past.extend(past.tolist())
             self.committed, self.history = int(head[2]), self._past[-1]
-            self.is_fresh = False
+            self.is_fresh = self.is_starting
         return received
 
     # ------------------------------------------------------------ calls of the group
@@ -395,28 +454,47 @@ class TorchftEngine(Engine):
         """Make calls of the group and wait for them. Raises LostError where one fails."""
         if self.is_broken:
             raise LostError(f'{self.worker} has left the group, since an earlier call failed')
-        limit, begin = self.drop_seconds if seconds is None else seconds, time.monotonic()
+        call = self._enter(seconds)
         works: list[Any] = []
         failure = ''
         try:
-            self._limit(limit)
+            self._limit(call.limit)
             works += start()
             for work in works:
                 work.wait()
         except RuntimeError as error:
             failure = first_line(error)
         if not failure:
+            self._group_call = None
             return
         # An exception keeps the variables of its frames, and a call keeps the connections of its
         # group open: those who wait for this worker would not find out. So neither is kept.
         works.clear()
         work = None
         self._break()
-        passed = time.monotonic() - begin
-        if passed >= limit:
-            failure = f'given up after {passed:.1f} s (configs.elastic.drop_seconds)'
-        where = f' of bucket {self.bucket}' if self.bucket else ''
-        raise LostError(f'{self.worker}: a call{where} failed: {failure}')
+        passed = time.monotonic() - call.since
+        if passed >= call.limit:
+            who = self._watch.waited_for()
+            failure = f'given up after {passed:.1f} s ({call.setting})'
+            failure += f' of waiting for {who}' if who else ''
+        self._group_call = None
+        raise LostError(f'{self.worker}: {call.what} failed: {failure}')
+
+    def _enter(self, seconds: float | None) -> GroupCall:
+        """Note that a call of the group begins.
+
+        Args:
+            seconds: After which it is given up; None for ``drop_seconds``.
+        """
+        job = self._running  # of the engine, or a part of one: its method
+        method = getattr(job, 'func', job)
+        what = 'a call' if method is None else method.__name__.strip('_')
+        what += f' of bucket {self.bucket}' if self.bucket else ''
+        limit = self.drop_seconds if seconds is None else seconds
+        setting = f'configs.elastic.{"drop" if seconds is None else "heal"}_seconds'
+        self._group_calls += 1
+        self._group_call = GroupCall(self._group_calls, what, time.monotonic(), limit, setting)
+        return self._group_call
 
     def _limit(self, seconds: float) -> None:
         """Set the time after which gloo itself ends a call: leaving a group waits for its calls."""
@@ -468,6 +546,7 @@ class TorchftEngine(Engine):
         received = None if source is None else torch.empty_like(host)
 
         def start() -> list[Any]:
+            """Begin to send and to receive; return what is to be waited for."""
             works = []
             if destination is not None:
                 works.append(self._group.send([host], destination, 0))

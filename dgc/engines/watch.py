@@ -205,7 +205,7 @@ class Watch:
             wait = self._waiting()
             try:
                 channel.publish(Beat.of(number, wait).dump())
-                if wait is not None and wait.seconds > self._patience.warning_seconds / 2:
+                if wait is not None and wait.seconds > self._first() / 2:
                     self._read(channel)
                 self._answered = time.monotonic()
             except OSError:
@@ -226,15 +226,15 @@ class Watch:
 
     def _look(self) -> None:
         """Compare the present wait with the patience, every period."""
-        patience, call, due, is_named = self._patience, -1, 0.0, False
+        call, due, is_named = -1, 0.0, False
         before, paused = time.monotonic(), 0.0
         while not self._stopped.wait(self._period):
             wait, now = self._waiting(), time.monotonic()
             passed, before = now - before, now
             if wait is None or wait.call != call:
                 if is_named:
-                    log.warning('rank %d: the wait is over', self._rank)
-                call, due, is_named = wait.call if wait else -1, patience.warning_seconds, False
+                    log.warning('%s: the wait is over', self._names([self._rank]))
+                call, due, is_named = wait.call if wait else -1, self._first(), False
                 paused = 0.0
             if wait is None:
                 continue
@@ -249,8 +249,16 @@ class Watch:
                 self._give_up(wait, limit)
                 return
             if wait.seconds >= due:
-                due += 2 * patience.warning_seconds
+                due += 2 * self._first()
                 is_named = self._report(wait, limit) or is_named
+
+    def _first(self) -> float:
+        """Return the seconds of a wait until the first report."""
+        return self._patience.warning_seconds
+
+    def _names(self, ranks: Sequence[int]) -> str:
+        """Return what some ranks are called in reports."""
+        return named(ranks)
 
     def _limit(self, wait: Wait) -> float:
         """Return the seconds until this wait ends: about the same on all ranks that wait, of which
@@ -306,7 +314,7 @@ class Watch:
 
     def _sentence(self, wait: Wait) -> str:
         """Return who waits for whom, and where."""
-        start = f'rank {self._rank} has waited {wait.seconds:.0f} s in {wait.what} for '
+        start = f'{self._names([self._rank])} has waited {wait.seconds:.0f} s in {wait.what} for '
         if self._channel is None:
             return (
                 f'{start}a rank that is not known: every rank that waits prints such a line, the '
@@ -325,16 +333,16 @@ class Watch:
         causes = []
         if silent:
             causes.append(
-                f'{named(silent)}, which does not answer: stopped, or on a machine that cannot be '
-                'reached'
+                f'{self._names(silent)}, which does not answer: stopped, or on a machine that '
+                'cannot be reached'
             )
         if busy:
             causes.append(
-                f'{named(busy)}, which runs and has not come to this call: it computes, '
+                f'{self._names(busy)}, which runs and has not come to this call: it computes, '
                 'loads data or saves'
             )
         if not causes:
-            places = [f'rank {rank} in {beat.what}' for rank, (beat, _) in beats]
+            places = [f'{self._names([rank])} in {beat.what}' for rank, (beat, _) in beats]
             causes.append(
                 'the network or a call that differs between ranks, since all of them wait: '
                 + ', '.join(places[:NAMED])

@@ -19,6 +19,7 @@ class AllGather(Exchange):
     """
 
     accepts = EITHER
+    keeps_selection = True
 
     def __init__(self, scale: Scale = Scale.WORLD_SIZE) -> None:
         self.scale = scale

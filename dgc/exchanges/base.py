@@ -121,6 +121,8 @@ class Exchange(ABC):
         recodes: Several ranks write the same partial sum, so a stochastic coding would give them
             different results.
         feeds_back: It has error feedback of its own, which an unbiased coding would make diverge.
+        keeps_selection: The messages that it writes are what the compressor selected, without a
+            merge, a cut or a part.
         scale: As in its ``Exchanged``.
     """
 
@@ -132,6 +134,7 @@ class Exchange(ABC):
     is_estimate = True
     approximates = False
     unbiased = False
+    keeps_selection = False
     scale = Scale.WORLD_SIZE
 
     def state_for(self, spec: BucketSpec) -> Entries:

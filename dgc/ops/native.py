@@ -106,16 +106,17 @@ def apply(
         settings += target.settings
         settings += [0.0] * (SETTINGS - len(target.settings))
     buffers = [target.buffer for target in targets if target.buffer is not None]
-    torch.ops.dgc.apply(
-        [target.parameter.detach() for target in targets],
-        buffers,
-        [target.step for target in targets],
-        settings,
-        [readable(indices_of(contribution)) for contribution in contributions],
-        [readable(contribution.values) for contribution in contributions],
-        scale,
-        None if gradient is None else readable(gradient),
-    )
+    with torch.no_grad():
+        torch.ops.dgc.apply(
+            [target.parameter for target in targets],
+            buffers,
+            [target.step for target in targets],
+            settings,
+            [readable(indices_of(contribution)) for contribution in contributions],
+            [readable(contribution.values) for contribution in contributions],
+            scale,
+            None if gradient is None else readable(gradient),
+        )
     written = [target.parameter for target in targets if target.step is not Step.NONE]
     note_written([*written, *buffers])
 
@@ -161,6 +162,16 @@ def elias_fano_encode(indices: Tensor, numel: int, low: int) -> Tensor:
 def elias_fano_decode(section: Tensor, numel: int, count: int, low: int) -> tuple[Tensor, int]:
     """Compute ``elias_fano.decode_plainly``, and the number of indices in the section."""
     return torch.ops.dgc.elias_fano_decode(readable(section), numel, count, low)
+
+
+def even_encode(indices: Tensor, numel: int, chunk: int, length: int) -> Tensor:
+    """Compute ``dgc.codec.even.encode_plainly``, which has ``length`` bytes."""
+    return torch.ops.dgc.even_encode(readable(indices), numel, chunk, length)
+
+
+def even_decode(section: Tensor, numel: int, count: int, chunk: int) -> tuple[Tensor, int]:
+    """Compute ``even.decode_plainly``, and the first chunk that is damaged; -1 for none."""
+    return torch.ops.dgc.even_decode(readable(section), numel, count, chunk)
 
 
 def readable(tensor: Tensor) -> Tensor:

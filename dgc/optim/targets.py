@@ -8,7 +8,7 @@ that torch takes from MKL differs in the last bit from that of the processor.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -20,10 +20,12 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from dgc import ops
 from dgc.ops import native, reference
 from dgc.ops.contract import Step, Target
+from dgc.ops.gradients import fit
 from dgc.optim.sgd import DGCSGD
 from dgc.sparse import Sparse
 
 Group = dict[str, Any]
+Rule = Callable[[Tensor], Target | None]  # how a parameter is updated; None where not covered
 
 # Settings of torch's SGD that select another arithmetic than that of the plain loop.
 SWITCHES = ('maximize', 'foreach', 'fused', 'differentiable')
@@ -76,29 +78,36 @@ def is_plain(group: Group) -> bool:
     return not has_tensors and not any(group.get(name) for name in SWITCHES)
 
 
-def target_of(optimizer: Optimizer, parameter: Tensor, group: Group) -> Target | None:
-    """Return how ``optimizer`` updates a parameter in its next step; None where the kernel does not
-    cover that.
+def targets_of(
+    optimizer: Optimizer, parameters: Iterable[tuple[Tensor, Group | None]]
+) -> list[Target] | None:
+    """Return how ``optimizer`` updates parameters in its next step; None where the kernel does not
+    cover that of one of them.
 
-    Creates the buffer of weight decay of a DGCSGD, and nothing else.
+    Creates the buffers of weight decay of a DGCSGD, and nothing else.
 
     Args:
         optimizer: One that ``is_covered``.
-        parameter: On a device with a C++ kernel.
-        group: That of the parameter, which ``is_plain``.
+        parameters: On a device with a C++ kernel, each with its group, which ``is_plain``, or None
+            for one that is left alone.
     """
-    target = RULES[type(optimizer)](optimizer, parameter, group)
-    if target is None or not fits(parameter):
-        return None
-    if target.buffer is not None and not fits(target.buffer):
-        return None
-    return target if is_exact(target.step) else None
-
-
-def fits(tensor: Tensor) -> bool:
-    """Return whether the kernel can read and write a tensor on the CPU."""
-    is_float = tensor.dtype == torch.float32 and tensor.device.type == 'cpu'
-    return is_float and not tensor.is_sparse and tensor.is_contiguous() and ops.is_aligned(tensor)
+    rules: dict[int, Rule] = {}
+    targets = []
+    for parameter, group in parameters:
+        if group is None:
+            targets.append(Target(parameter, Step.NONE))
+            continue
+        rule = rules.get(id(group))
+        if rule is None:
+            rule = rules[id(group)] = RULES[type(optimizer)](optimizer, group)
+        target = rule(parameter)
+        if target is None:
+            return None
+        targets.append(target)
+    used = [target for target in targets if target.step is not Step.NONE]
+    buffers = [target.buffer for target in used if target.buffer is not None]
+    fits = fit([*(target.parameter for target in used), *buffers])
+    return targets if fits and all(map(is_exact, {each.step for each in used})) else None
 
 
 @cache
@@ -122,35 +131,43 @@ def is_exact(step: Step) -> bool:
     return torch.equal(*results)
 
 
-def of_dgcsgd(optimizer: Optimizer, parameter: Tensor, group: Group) -> Target | None:
-    """See ``target_of``."""
+def of_dgcsgd(optimizer: Optimizer, group: Group) -> Rule:
+    """Return the rule of the parameters of a group."""
     assert isinstance(optimizer, DGCSGD)
     rate, momentum, decay = group['lr'], group['momentum'], group['weight_decay']
-    carries = 'decay_momentum' in optimizer.state.get(parameter, ())
-    if not (momentum and (decay or carries)):
-        return Target(parameter, Step.SCALED, None, (1 - rate * decay, -rate))
-    if not decay:  # a buffer of earlier steps fades, see ``DGCSGD._let_decay``
-        return None
+    scaled = 1 - rate * decay, -rate
     step = Step.DECAYED_NESTEROV if group['nesterov'] else Step.DECAYED
-    buffer = optimizer._decay_momentum(parameter)
-    return Target(parameter, step, buffer, (rate, momentum, decay))
+
+    def rule(parameter: Tensor) -> Target | None:
+        if momentum and decay:
+            buffer = optimizer._decay_momentum(parameter)
+            return Target(parameter, step, buffer, (rate, momentum, decay))
+        if momentum and 'decay_momentum' in optimizer.state.get(parameter, ()):
+            return None  # a buffer of earlier steps fades, see ``DGCSGD._let_decay``
+        return Target(parameter, Step.SCALED, None, scaled)
+
+    return rule
 
 
-def of_sgd(optimizer: Optimizer, parameter: Tensor, group: Group) -> Target | None:
-    """See ``target_of``; None in the first step, which makes the momentum buffer."""
+def of_sgd(optimizer: Optimizer, group: Group) -> Rule:
+    """Return the rule of the parameters of a group; it gives None in the first step, which makes
+    the momentum buffer."""
     rate, momentum, decay = group['lr'], group['momentum'], group['weight_decay']
-    if not momentum and not decay:
-        return Target(parameter, Step.SCALED, None, (1.0, -rate))
-    if not momentum:
-        return Target(parameter, Step.DECOUPLED, None, (-rate, decay))
-    buffer = optimizer.state.get(parameter, {}).get('momentum_buffer')
-    if buffer is None:
-        return None
+    settings = -rate, momentum, 1 - group['dampening'], decay
     step = Step.NESTEROV if group['nesterov'] else Step.MOMENTUM
-    return Target(parameter, step, buffer, (-rate, momentum, 1 - group['dampening'], decay))
+
+    def rule(parameter: Tensor) -> Target | None:
+        if not momentum and not decay:
+            return Target(parameter, Step.SCALED, None, (1.0, -rate))
+        if not momentum:
+            return Target(parameter, Step.DECOUPLED, None, (-rate, decay))
+        buffer = optimizer.state.get(parameter, {}).get('momentum_buffer')
+        return None if buffer is None else Target(parameter, step, buffer, settings)
+
+    return rule
 
 
-RULES: dict[type[Optimizer], Callable[[Optimizer, Tensor, Group], Target | None]] = {
+RULES: dict[type[Optimizer], Callable[[Optimizer, Group], Rule]] = {
     DGCSGD: of_dgcsgd,
     SGD: of_sgd,
 }

@@ -2,6 +2,7 @@
 
 from dgc.planner.base import Planner, PlanRequest
 from dgc.planner.by_size import BySize, PerTensor, Whole
+from dgc.planner.fragments import Fragments
 from dgc.planner.plan import Plan, PlanError
 from dgc.planner.replay import Kept, Replay
 from dgc.planner.timed import Adaptive, Merged, MergedGreedily, Timed, extremes
@@ -9,6 +10,7 @@ from dgc.planner.timed import Adaptive, Merged, MergedGreedily, Timed, extremes
 __all__ = [
     'Adaptive',
     'BySize',
+    'Fragments',
     'Kept',
     'Merged',
     'MergedGreedily',

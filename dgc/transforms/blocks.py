@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -30,7 +31,53 @@ class Run(NamedTuple):
         return self.number * self.size
 
 
-class BlockLayout:
+class Layout(ABC):
+    """Divides a bucket's flat tensor into blocks."""
+
+    @abstractmethod
+    def runs(self, spec: BucketSpec) -> list[Run]:
+        """Return the blocks, in the order of the flat tensor."""
+
+    @abstractmethod
+    def share(self, k: int, run: Run) -> int:
+        """Return how many elements of each block of a run are selected, of ``k`` of a full one."""
+
+
+class ChunkLayout(Layout):
+    """Chunks of the same size of the whole bucket, wherever its parameters begin.
+
+    Of the last chunk, which may be shorter, a proportional part is selected, rounded down, so that
+    all that is selected is spread evenly (``dgc/codec/even.py``).
+
+    Args:
+        size: Elements of a chunk.
+
+    Raises:
+        ValueError: For a size below 1.
+    """
+
+    def __init__(self, size: int = 4096) -> None:
+        if size < 1:
+            raise ValueError(f'size must be at least 1 element of a chunk, got {size}')
+        self.size = size
+
+    def check(self, k: int) -> None:
+        """Raise ValueError where a chunk has no ``k`` elements."""
+        if k > self.size:
+            raise ValueError(f'{k} elements cannot be selected of a chunk of {self.size}')
+
+    def runs(self, spec: BucketSpec) -> list[Run]:
+        """Return the complete chunks, and the rest."""
+        whole, rest = divmod(spec.numel, self.size)
+        found = [Run(0, whole, self.size)] if whole else []
+        return [*found, Run(whole * self.size, 1, rest)] if rest else found
+
+    def share(self, k: int, run: Run) -> int:
+        """Return ``⌊k·s/size⌋`` for chunks of s elements; at least 1 where there is only one."""
+        return max(k * run.size // self.size, int(run.offset == 0))
+
+
+class BlockLayout(Layout):
     """Divides each parameter into blocks of equal shape, as DeMo does (arXiv 2411.19870).
 
     A parameter of two or more dimensions is a matrix (its first dimension by all others), cut into
@@ -64,6 +111,10 @@ class BlockLayout:
             size = math.prod(self.tile(member.shape))
             found.append(Run(member.offset, member.numel // size, size))
         return found
+
+    def share(self, k: int, run: Run) -> int:
+        """Return how many elements of each block of a run are selected, of ``k`` of a full one."""
+        return min(k, run.size)
 
     def pack(self, flat: Tensor, member: MemberSpec) -> Tensor:
         """Return a parameter's elements as ``[blocks, rows, columns]``, from a flat ``[n]``."""

@@ -101,3 +101,37 @@ def test_what_is_held_in_memory_is_never_changed(pixels):
     before = pixels.clone()
     make(pixels, mean=(9, 9, 9), pad=2, flip=True).__getitems__(list(range(20)))
     assert torch.equal(pixels, before)
+
+
+@pytest.mark.parametrize('settings', [{}, {'pad': 2}, {'flip': True}, {'pad': 1, 'flip': True}])
+def test_a_batch_is_what_single_crops_are_with_the_same_random_numbers(pixels, settings):
+    """To the bit: the order of the random numbers is part of what a seed means."""
+    indices = [3, 3, 19, 0, 7]
+    pad, flip = settings.get('pad', 0), settings.get('flip', False)
+    data = make(pixels, mean=(9, 8, 7), std=(3, 5, 7), **settings)
+    torch.manual_seed(5)
+    batch = data.__getitems__(indices)
+    after = torch.get_rng_state()
+    torch.manual_seed(5)
+    if settings:
+        top, left = torch.randint(2 * pad + 1, (2, len(indices), 1)).tolist()
+    mirrored = (torch.rand(len(indices), 1) < 0.5).tolist() if flip else None
+    assert torch.equal(torch.get_rng_state(), after)
+    for place, index in enumerate(indices):
+        image = F.pad(pixels[index], (pad,) * 4)
+        if settings:
+            image = image[:, top[place][0] :, left[place][0] :][:, :6, :6]
+        if mirrored is not None and mirrored[place][0]:
+            image = image.flip(2)
+        expected = (image.float() - data.mean) / data.std
+        assert torch.equal(batch[place][0], expected)
+        assert batch[place][1] == index == int(batch.targets[place])
+
+
+def test_a_batch_is_a_sequence_of_pairs_cut_from_its_tensors(pixels):
+    batch = make(pixels).__getitems__([4, 2, 9])
+    assert len(batch) == 3
+    assert [label for _, label in batch] == [label for _, label in batch[:]] == [4, 2, 9]
+    assert [label for _, label in batch[1:]] == [2, 9]
+    assert batch[0][0].data_ptr() == batch.inputs.data_ptr()
+    assert batch.inputs.is_contiguous()

@@ -196,7 +196,7 @@ def plan_buckets(
 
 def kept_by(bucket: Bucket) -> Tensor:
     """What a bucket's memory keeps back, float32 ``[n]``; zeros where it keeps nothing."""
-    held = [bucket.buffers[name].clone() for name in KEPT if name in bucket.buffers]
+    held = [bucket.buffers[name].clone().float() for name in KEPT if name in bucket.buffers]
     return held[0] if held else torch.zeros(bucket.numel)
 
 

@@ -6,7 +6,6 @@ closed, and its heartbeats end.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 from dgc_helpers import Named, loss, parameters
+from elastic_lighthouse import Lighthouse
 from torch import Tensor
 
 import dgc
@@ -21,40 +21,12 @@ from dgc.elastic import ElasticOptimizer, ElasticSettings, TorchftEngine
 from dgc.memory import AveragedMomentum
 from dgc.optim import OneBitAdam
 
-os.environ.setdefault('RUST_LOG', 'warn')  # before torchft is imported
-
 LIMIT = 60.0  # seconds for all workers
 RATE = 0.1
 
 
 class Died(Exception):
     """A worker dies here."""
-
-
-class Lighthouse:
-    """torchft's lighthouse, which can be stopped and started again at the same port."""
-
-    def __init__(self) -> None:
-        self._server: Any = None
-        self.port = 0
-        self.start()
-
-    def start(self) -> None:
-        from torchft.coordination import LighthouseServer
-
-        self._server = LighthouseServer(
-            bind=f'127.0.0.1:{self.port}',
-            min_replicas=1,
-            join_timeout_ms=2000,
-            quorum_tick_ms=10,
-            heartbeat_timeout_ms=1000,
-        )
-        self.port = int(self._server.address().rpartition(':')[2])
-
-    def stop(self) -> None:
-        if self._server is not None:
-            self._server.shutdown()
-        self._server = None
 
 
 class Worker(threading.Thread):
@@ -92,15 +64,19 @@ class Worker(threading.Thread):
             self.optimizer = wrap(self.named, self._composition(), self.engine)
             self._work(self)
         except Died:
-            self.engine.lighthouse.close()
-            self.engine.submit(self.engine._break).result()
+            self.die()
         except BaseException as error:
             self.error = error
             if hasattr(self, 'engine'):
-                self.engine.lighthouse.close()
-                self.engine.submit(self.engine._break).result()
+                self.die()
         else:
             self.engine.close()
+
+    def die(self) -> None:
+        """Leave as a killed process does."""
+        self.engine.lighthouse.close()
+        self.engine._watch.stop()
+        self.engine.submit(self.engine._break).result()
 
     def gradients(self, step: int) -> None:
         """Compute this worker's gradients of a step."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import local_methods
 import torch
 from dgc_helpers import parameters, train, values, wrap
 from test_properties import TABLE, momenta
@@ -27,6 +28,11 @@ def composition(engine: dgc.Engine, row: str) -> list[Tensor]:
     optimizer = wrap(named, TABLE[row].make(), engine, momentum=momentum, steps_per_epoch=3)
     train(optimizer, named, STEPS, engine.rank)
     return values(named)
+
+
+def local_steps(engine: dgc.Engine, name: str) -> tuple[list[Tensor], list[Tensor]]:
+    """θ_s and θ after some steps of a method of local steps."""
+    return local_methods.trained(engine, name)
 
 
 def collectives(engine: dgc.Engine) -> dict[str, Tensor]:
@@ -58,3 +64,26 @@ def pipelined(engine: dgc.Engine, row: str, pipelines: list[bool]) -> list[bytes
     train(optimizer, named, STEPS, engine.rank)
     engine.pipeline = before
     return [tensor.numpy().tobytes() for tensor in values(named)]
+
+
+def negotiations(engine: dgc.Engine, row: str) -> tuple[int, bool, list[list[str]]]:
+    """The number of buckets, whether the last one is compressed, and the names by which Horovod
+    matches the collectives of each step."""
+    names: list[str] = []
+    label = engine._label
+
+    def noted(kind: str, tensor: Tensor) -> str:
+        names.append(label(kind, tensor))
+        return names[-1]
+
+    engine._label = noted
+    named = parameters()
+    optimizer = wrap(named, TABLE[row].make(), engine)
+    steps = []
+    for step in range(STEPS):
+        names.clear()
+        train(optimizer, named, [step], engine.rank)
+        steps.append([*names])
+    engine._label = label
+    last = optimizer.buckets[-1]
+    return len(optimizer.buckets), last.density is not None, steps

@@ -24,7 +24,12 @@ from dgc.memory import Residual
 from dgc.sparse import Sparse, difference, empty_message
 
 # The most that is rounded off: of each value, and of the largest of the message.
-OF_ITSELF = {'fp16': 2.0**-11, 'bf16': 2.0**-8, 'natural': 1.0}  # natural: up to twice the value
+OF_ITSELF = {
+    'fp16': 2.0**-11,
+    'bf16': 2.0**-8,
+    '2bit': 2.0**-8,
+    'natural': 1.0,  # up to twice the value
+}
 OF_LARGEST = {
     'fp32': 0.0,
     # float16 holds 2^-24 of its scale, and the largest value lies above 2^13 of it.
@@ -38,6 +43,11 @@ OF_LARGEST = {
     'qsgd8': 1 / 127,
     'qsgd4': 1 / 7,
     'qsgd2': 1.0,
+    # A group's mean lies between its least and its largest.
+    '2bit': 1.0,
+    # Half of the largest gap, 4 to 6 of 6, and 8 to 16 of 16.
+    'fp4': 1 / 6,
+    'fp4e3': 4 / 16,
     'ternary': 1.0,
     'natural': 2.0**-124,  # the least power, below which a value becomes 0 or this
 }
@@ -108,8 +118,8 @@ def test_one_value_of_any_size_arrives_to_the_last_place_and_never_as_infinity(
     assert decoded.values.isfinite().all()
     # Alone, a value is its block's largest; but the steps of a block are at least 2^-126.
     rounding, floor = OF_ITSELF.get(values, 2.0**-22), 0.0
-    if values.startswith(('int', 'qsgd', 'ternary')):
-        floor = 2.0**-127 if values.startswith('int') else 2.0**-126
+    if values.startswith(('int', 'fp4', 'qsgd', 'ternary')):
+        floor = 2.0**-126 if values in STOCHASTIC else 2.0**-127
     arrived = decoded.to_dense()[[3, 7]]
     assert arrived.tolist() == pytest.approx([-value, value], rel=rounding, abs=floor)
 

@@ -170,7 +170,7 @@ def with_any_sections(draw) -> bytes:
 @st.composite
 def with_any_header(draw) -> bytes:
     numbers = st.one_of(st.integers(-2, 60), st.integers(-(2**63), 2**63 - 1))
-    codes = st.integers(0, 10)
+    codes = st.one_of(st.integers(0, 20), st.integers(0, 255))
     fields = [draw(codes), draw(codes), draw(numbers), draw(numbers), draw(numbers)]
     return HEADER.pack(MAGIC, *fields) + draw(st.binary(max_size=100))
 

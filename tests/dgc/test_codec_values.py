@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dgc.codec import VALUES, CodecError
+from dgc.codec.raw import pack, unpack
 
 FLOAT_MAX = torch.finfo(torch.float32).max
 every_coding = pytest.mark.parametrize('coding', VALUES.values(), ids=VALUES)
@@ -17,7 +18,8 @@ every_block_coding = pytest.mark.parametrize('name', BLOCKS)
 # Those with the same numbers, rounded at random.
 QSGD = {'qsgd8': (127, 512), 'qsgd4': (7, 128), 'qsgd2': (1, 64), 'ternary': (1, 512)}
 # Values per scale, where a coding has more than one scale.
-PER_SCALE = {name: block for name, (_, block) in (BLOCKS | QSGD).items()} | {'sign': 4096}
+PER_SCALE = {name: block for name, (_, block) in (BLOCKS | QSGD).items()}
+PER_SCALE |= {'sign': 4096, '2bit': 64, 'fp4': 64, 'fp4e3': 64}
 every_scaled_block = pytest.mark.parametrize('name', PER_SCALE)
 
 
@@ -54,6 +56,9 @@ def test_lengths_are_the_closed_forms(count):
         'qsgd8': 4 * math.ceil(count / 512) + count,
         'qsgd4': 4 * math.ceil(count / 128) + math.ceil(count / 2),
         'qsgd2': 4 * math.ceil(count / 64) + math.ceil(count / 4),
+        '2bit': 4 * math.ceil(count / 64) + math.ceil(count / 4),
+        'fp4': 4 * math.ceil(count / 64) + math.ceil(count / 2),
+        'fp4e3': 4 * math.ceil(count / 64) + math.ceil(count / 2),
         'ternary': 4 * math.ceil(count / 512) + math.ceil(count / 5),
         'natural': 4 + count,
     }
@@ -86,6 +91,9 @@ def test_bytes_are_those_of_the_description():
         'qsgd8': '87c3613d 7f c1 12',
         'qsgd4': '0000803f d7 01',
         'qsgd2': '0000e040 01',
+        '2bit': '1040 e040 13',  # 2.25 and 7; then the larger of both, the smaller with -, with +
+        'fp4': '5555953f d7 02',  # 7/6, then 6, -3 and 1 of it
+        'fp4e3': '0000e03e e7 04',  # 7/16, then 16, -8 and 2 of it
         'ternary': '0000e040 0e',  # 7, 0 and 0: 2 + 1·3 + 1·9
         # 4, then 4 = 2^2, -4 and 1 = 2^0: 2^3 would be 126; down from 7 with a draw above 3/4.
         'natural': '00008040 7d fd 7b',
@@ -238,7 +246,7 @@ def test_a_scale_that_is_none_is_refused(name, scale):
     if math.isnan(scale) and name in PER_SCALE:
         assert VALUES[name].decode(section, 2).isnan().all()
         return
-    if scale == 0 and name == 'sign':
+    if scale == 0 and name in ('sign', '2bit'):
         assert (VALUES[name].decode(section, 2) == 0).all()
         return
     with pytest.raises(CodecError, match='scale'):
@@ -316,3 +324,15 @@ class TestTwins:
             except CodecError as error:
                 found.append(str(error))
         assert found[0] == found[1]
+
+
+@pytest.mark.parametrize('bits', [1, 2, 4, 8])
+@pytest.mark.parametrize('count', [0, 1, 7, 8, 9, 1000])
+def test_fields_fill_bytes_from_the_lowest_bit(bits, count):
+    """One bit at a time goes another way on a CPU."""
+    draw = torch.Generator().manual_seed(count)
+    fields = torch.randint(1 << bits, (count,), generator=draw, dtype=torch.uint8)
+    number = sum(field << (bits * place) for place, field in enumerate(fields.tolist()))
+    packed = pack(fields, bits)
+    assert packed.numpy().tobytes() == number.to_bytes(-(-count * bits // 8), 'little')
+    assert torch.equal(unpack(packed, bits)[:count], fields)

@@ -30,7 +30,7 @@ MEMORIES = {
     'no masking': lambda **s: MomentumCorrection(momentum_masking=False, **s),
 }
 every_memory = pytest.mark.parametrize('make', MEMORIES.values(), ids=MEMORIES)
-COUNT = 4096  # seeds
+COUNT = 1024  # seeds
 
 
 def drawn(seed: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -58,6 +58,13 @@ def setting(rule, dtype, numel):
     return random(numel, 1), RULES[rule](random(numel, 2).to(dtype))
 
 
+def narrow(rule, dtype, numel):
+    """``setting``, with a memory in bfloat16 that is rounded by two keys of 32 bits."""
+    kept, update = setting(rule, dtype, numel)
+    u = None if update.momentum_buffer is None else update.momentum_buffer.bfloat16()
+    return kept.bfloat16(), update._replace(momentum_buffer=u, rounding=(0xDEADBEEF, 77))
+
+
 def thresholds(corrected):
     """None, a few, half and all of the elements lie above; and some lie on it."""
     if not corrected.numel():
@@ -68,7 +75,9 @@ def thresholds(corrected):
 
 
 def same_bits(one, other):
-    return torch.equal(one.view(torch.int32), other.view(torch.int32))
+    assert one.dtype == other.dtype
+    word = {2: torch.int16, 4: torch.int32}[one.dtype.itemsize]
+    return torch.equal(one.view(word), other.view(word))
 
 
 def assert_same(one, other):
@@ -144,6 +153,54 @@ class TestAccumulate:
         expected = reference.accumulate(plain, by_plain, 0.5, 7)
         assert_same(native.accumulate(fast, by_fast, 0.5, 7), expected)
         assert same_bits(fast, plain)
+
+    @every
+    def test_a_memory_in_bfloat16_is_rounded_as_by_the_reference(
+        self, rule, dtype, numel, threads_set
+    ):
+        positions = torch.arange(0, numel, 3).flip(0)
+        for threads, beside in itertools.product((1, 2), (False, True)):
+            threads_set(threads)
+            (plain, by_plain), (fast, by_fast) = (narrow(rule, dtype, numel) for _ in '12')
+            by_fast = by_fast._replace(gradients=cut(by_fast.gradient))
+            expected = reference.sample(plain, by_plain, positions)
+            assert same_bits(native.sample(fast, by_fast, positions), expected)
+            held = [fast] if rule == 'plain' else [fast, by_fast.momentum_buffer]
+            if beside:
+                held = [torch.zeros_like(each) for each in held]
+                by_fast = by_fast._replace(into=held)
+            expected = reference.accumulate(plain, by_plain, 0.5, 7)
+            assert_same(native.accumulate(fast, by_fast, 0.5, 7), expected)
+            results = [plain] if rule == 'plain' else [plain, by_plain.momentum_buffer]
+            assert all(map(same_bits, held, results))
+            assert_same(native.collect(plain, 0.5, 9), reference.collect(plain, 0.5, 9))
+            assert torch.equal(native.sample(fast, by_fast, positions),
+                               reference.sample(fast, by_fast, positions))  # fmt: skip
+
+    @pytest.mark.parametrize('rule', RULES)
+    def test_what_is_not_finite_stays_so_in_bfloat16(self, rule):
+        def make():
+            kept, update = narrow(rule, torch.float32, 1000)
+            words = torch.tensor([0x7FFFFFFF, -1, 0x7F800001, 0x7F800000], dtype=torch.int32)
+            update.gradient[[17, 18, 513, 999]] = words.view(torch.float32)
+            return kept, update
+
+        found = native.accumulate(*make(), torch.inf, 9)
+        assert found.indices.tolist() == [17, 18, 513, 999]
+        assert not found.values.isfinite().any()
+        kept, update = make()
+        into = [torch.zeros_like(kept)] * (1 if rule == 'plain' else 2)
+        assert not native.accumulate(kept, update._replace(into=into), torch.inf, 9).is_finite
+
+    def test_a_memory_in_bfloat16_needs_keys_and_buffers_of_one_type(self):
+        kept, update = narrow('momentum', torch.float32, 9)
+        wide = update._replace(momentum_buffer=update.momentum_buffer.float())
+        wrong = [(kept, update._replace(rounding=None)), (kept, wide)]
+        wrong += [(kept.float(), update._replace(momentum_buffer=wide.momentum_buffer))]
+        wrong += [(kept, update._replace(into=[torch.zeros(9), torch.zeros(9)]))]
+        for case in wrong:
+            with pytest.raises(RuntimeError, match='dgc: '):
+                native.accumulate(*case, 1.0, 9)
 
     @pytest.mark.parametrize(('kept', 'update'), MISFITS)
     def test_what_does_not_fit_is_refused(self, kept, update):

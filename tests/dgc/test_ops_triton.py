@@ -54,8 +54,16 @@ def setting(rule, dtype, numel):
     return random(numel, 1).to(DEVICE), update_of(rule, random(numel, 2).to(dtype))
 
 
+def narrow(rule, dtype, numel):
+    """``setting``, with a memory in bfloat16 that is rounded by two keys of 32 bits."""
+    kept, update = setting(rule, dtype, numel)
+    u = None if update.momentum_buffer is None else update.momentum_buffer.bfloat16()
+    return kept.bfloat16(), update._replace(momentum_buffer=u, rounding=(0xDEADBEEF, 77))
+
+
 def bits(values):
     """All of them; but a NaN is a NaN."""
+    values = values.float()
     return torch.where(values.isnan(), torch.nan, values).view(torch.int32)
 
 
@@ -63,7 +71,7 @@ def expected_of(corrected, threshold, limit):
     """The reference, with a NaN above every threshold."""
     comparable = corrected.where(~corrected.isnan(), torch.inf)
     found = reference.collect(comparable, threshold, limit)
-    return found._replace(values=corrected[found.indices])
+    return found._replace(values=corrected[found.indices].float())
 
 
 def assert_same(found, expected):
@@ -113,6 +121,40 @@ class TestCases:
         assert cuda.sample(kept, update, positions[:0]).shape == (0,)
         cuda.accumulate(kept, update, torch.inf, 0)
         assert torch.equal(bits(sample), bits(kept[positions].abs()))
+
+    @every_rule
+    @pytest.mark.parametrize('numel', [0, 1, 1025, 3000])
+    def test_a_memory_in_bfloat16_is_rounded_as_by_the_reference(self, rule, numel):
+        for dtype in DTYPES:
+
+            def make(dtype=dtype):
+                return narrow(rule, dtype, numel)
+
+            assert_accumulates(make, 0.0, numel)
+            assert_accumulates(make, 0.1, numel // 3)
+            kept, update = make()
+            positions = torch.arange(0, numel, 3, device=DEVICE).flip(0)
+            sample = cuda.sample(kept, update, positions)
+            assert torch.equal(bits(sample), bits(reference.sample(kept, update, positions)))
+            assert_same(cuda.collect(kept, 0.1, 7), reference.collect(kept, 0.1, 7))
+
+    @every_rule
+    def test_what_is_not_finite_stays_so_in_bfloat16(self, rule):
+        def make():
+            kept, update = narrow(rule, torch.float32, 3000)
+            words = torch.tensor([0x7FFFFFFF, -1, 0x7F800001, 0x7F800000], dtype=torch.int32)
+            update.gradient[[17, 18, 900, 2999]] = words.view(torch.float32).to(DEVICE)
+            return kept, update
+
+        found = cuda.accumulate(*make(), torch.inf, 9)
+        assert found.indices.tolist() == [17, 18, 900, 2999]
+        assert_same(found, reference.accumulate(*make(), torch.inf, 9))
+
+    def test_a_memory_in_bfloat16_needs_keys(self):
+        kept, update = narrow('plain', torch.float32, 9)
+        for wrong in ((kept, update._replace(rounding=None)), (kept.float(), update)):
+            with pytest.raises(ValueError, match='needs two keys'):
+                cuda.accumulate(*wrong, 1.0, 9)
 
     @pytest.mark.parametrize('numel', SIZES)
     def test_collecting_changes_nothing(self, numel):
@@ -307,19 +349,25 @@ class TestCompiled:
                 if dtype == torch.float32:
                     cuda.sample(v, update, positions)
         cuda.collect(v, 1.0, 9)
-        cuda._first_kernel[(1,)](v, numel, 1, 9, positions, positions, v, **cuda.OPTIONS)
+        narrow, keys = torch.zeros(numel, dtype=torch.bfloat16), (1, 0xFFFFFFFF)
+        for rule in (Update([v]), Update([v], narrow, 0.9), Update([v], narrow, 0.9, True)):
+            cuda.accumulate(narrow, rule._replace(rounding=keys), 1.0, 9)
+            cuda.sample(narrow, rule._replace(rounding=keys), positions)
+        cuda.collect(narrow, 1.0, 9)
+        for each in (v, narrow):
+            cuda._first_kernel[(1,)](each, numel, 1, 9, positions, positions, v, **cuda.OPTIONS)
 
     @pytest.mark.parametrize('capability', [90, 120])
     def test_each_operation_is_rounded_on_its_own(self, compiled, capability):
         kernels = compiled(capability)
         self.launch_all(5001)
-        assert len(kernels) == 14
+        assert len(kernels) == 22
         products = 0
         for kernel in kernels:
             assert kernel.asm['cubin']
             assert not re.search(r'\b(fma|mad)\.\S*f32|\.ftz', kernel.asm['ptx'])
             products += ' mul.rn.f32' in kernel.asm['ptx'].replace('\t', ' ')
-        assert products == 8
+        assert products == 12
 
     def test_with_fusion_it_would_not_be(self, compiled, monkeypatch):
         monkeypatch.setitem(cuda.OPTIONS, 'enable_fp_fusion', True)

@@ -12,6 +12,7 @@ from functools import cache
 
 import pytest
 import torch
+from local_methods import METHODS, trained
 from real_worker import collectives, composition
 from test_properties import TABLE, fits
 from worlds import World, has_mpi
@@ -113,4 +114,17 @@ def test_ranks_agree_bit_for_bit_and_train_as_simulated_ones(world, size, row):
     for other in others:
         assert all(map(torch.equal, other, first))
     for ours, theirs in zip(first, simulated(size, row), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ('launcher', 'size', 'name'), [marked('torchrun', 2, name) for name in METHODS]
+)
+def test_local_steps_agree_bit_for_bit_and_train_as_simulated_ones(world, size, name):
+    """Also those whose fragments travel on the engine's thread, which simulated ranks lack."""
+    results = world.run('real_worker:local_steps', name)
+    expected = dgc.simulate(size, lambda engine: trained(engine, name))
+    for (theta, ours), (simulated_theta, theirs) in zip(results, expected, strict=True):
+        assert all(map(torch.equal, theta, results[0][0]))
+        torch.testing.assert_close(theta, simulated_theta, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)

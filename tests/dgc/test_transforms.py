@@ -10,7 +10,7 @@ import torch
 from dgc.bucket_spec import BucketSpec, ParameterSpec
 from dgc.transforms import BlockDCT, BlockLayout, Identity, Run
 from dgc.transforms.blocks import largest_divisor, matrix_shape
-from dgc.transforms.dct import cosines
+from dgc.transforms.dct import cosines, exact_product
 
 SHAPES = [
     (), (1,), (7,), (64,), (100,), (130,), (1, 1), (8, 8), (12, 10), (7, 13), (1, 6), (6, 1),
@@ -222,3 +222,58 @@ def test_the_identity_changes_nothing():
     assert transform.is_identity and not BlockDCT().is_identity
     assert transform.forward(values, spec_of((7,))) is values
     assert transform.inverse(values, spec_of((7,))) is values
+
+
+class TestSameBits:
+    """Ranks must agree on signs, whatever computes their products of matrices."""
+
+    SPEC = ((256, 96, 3, 3), (100, 128), (384,), (64, 64), (127, 2), ())
+
+    @pytest.mark.parametrize('sign', [False, True])
+    def test_any_number_of_threads_computes_the_same(self, sign):
+        spec, transform = spec_of(*self.SPEC), BlockDCT(sign=sign)
+        values, before, found = random(spec.numel), torch.get_num_threads(), []
+        try:
+            for threads in (1, 2, 3):
+                torch.set_num_threads(threads)
+                coefficients = transform.forward(values, spec)
+                found.append((coefficients, transform.inverse(coefficients, spec)))
+        finally:
+            torch.set_num_threads(before)
+        for forward, inverse in found[1:]:
+            assert torch.equal(forward, found[0][0])
+            assert torch.equal(inverse, found[0][1])
+
+    @pytest.mark.parametrize(('height', 'width'), [(64, 64), (128, 128), (50, 36), (1, 64), (2, 1)])
+    @pytest.mark.parametrize('power', [1, 9])
+    def test_no_order_of_a_sum_changes_a_bit(self, height, width, power):
+        """Rows and columns of the tiles and of the cosines in another order: the same sums."""
+        tiles = random(3 * height * 2 * width).pow(power).view(3, height, 2, width)
+        left, right = cosines(height, tiles.device), cosines(width, tiles.device)
+        wanted = exact_product(tiles, left, right)
+        draw = torch.Generator().manual_seed(1)
+        for _ in range(3):
+            down, along = (torch.randperm(side, generator=draw) for side in (height, width))
+            shuffled = tiles[:, down][:, :, :, along]
+            assert torch.equal(exact_product(shuffled, left[:, down], right[:, along]), wanted)
+
+    def test_the_largest_sums_are_still_exact(self):
+        """Each value is its tile's largest, with the sign that makes the sum largest."""
+        matrix = cosines(128, torch.device('cpu'))
+        for frequency in (0, 1, 127):
+            signs = matrix[frequency].sign().float() * (1 - 2.0**-24)
+            tiles = (signs[:, None] * signs).view(1, 128, 1, 128)
+            found, order = exact_product(tiles, matrix, matrix), torch.arange(127, -1, -1)
+            shuffled = tiles[:, order][:, :, :, order]
+            assert torch.equal(found, exact_product(shuffled, matrix[:, order], matrix[:, order]))
+
+    @pytest.mark.parametrize('scale', [1e-42, 1e-30, 1.0, 1e30])
+    def test_it_is_as_exact_as_float32_at_any_scale(self, scale):
+        spec, transform = spec_of((64, 64)), BlockDCT()
+        values = random(spec.numel) * scale
+        back = transform.inverse(transform.forward(values, spec), spec)
+        assert float((back - values).abs().max()) <= 4e-6 * float(values.abs().max()) + 1e-37
+
+    def test_longer_sides_are_refused(self):
+        with pytest.raises(ValueError, match='sides up to 128, got 129'):
+            BlockDCT(BlockLayout(129))

@@ -19,9 +19,7 @@ pytest.importorskip('torchvision')
 ROOT = DECLARATIONS.parents[1]
 FOLDERS = ('cifar', 'digits', 'imagenet', 'mnist')
 CLASSES = 7
-REAL = (
-    50_000_000  # parameters, up to which a network is trained; of larger ones, shapes are computed
-)
+REAL = 10_000_000  # parameters, below which a network is trained; of others, shapes are computed
 # The least side of images that a network takes, or near it: tests are to be fast.
 SIDES = {'cifar': 8, 'digits': 8, 'imagenet': 64, 'mnist': 28}
 OTHER_SIDES = {

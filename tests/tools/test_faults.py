@@ -111,9 +111,10 @@ def test_the_tables_have_what_was_counted(tmp_path):
     assert '| alone | 2 × kill -9 while a file is written | 2 | 1 of 2 | 6.5, 9 | 2, 2 |' in text
     assert '| removed | 2 | 1 |' in text
     page = tmp_path / 'page.md'
-    page.write_text(f'before\n{report.BEGIN}\nold\n{report.END}\nafter\n')
+    begin, end = report.marks('faults')
+    page.write_text(f'before\n{begin}\nold\n{end}\nafter\n')
     report.write(page, text)
-    assert page.read_text() == f'before\n{report.BEGIN}\n{text}\n{report.END}\nafter\n'
+    assert page.read_text() == f'before\n{begin}\n{text}\n{end}\nafter\n'
 
 
 @pytest.mark.parametrize(

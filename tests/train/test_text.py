@@ -98,3 +98,34 @@ def test_the_best_checkpoint_is_that_with_the_lowest_loss(tmp_path):
     assert losses[best] == min(losses) < losses[0]
     assert 'bits_per_byte/test' in run.done.output
     assert run.metrics[0]['speed/tokens'] == pytest.approx(16 * run.metrics[0]['speed/samples'])
+
+
+def test_reviews_and_words_of_tones_are_trained_and_measured(tmp_path):
+    """Three ranks share what three do not divide, in training and in evaluation."""
+    for split in ('train', 'test'):
+        for kind in ('neg', 'pos'):
+            folder = tmp_path / 'aclImdb' / split / kind
+            folder.mkdir(parents=True)
+            for number in range(5):
+                (folder / f'{number}_1.txt').write_text(f'{kind} ' * (number + 1))
+    root, cache = f'{tmp_path}/aclImdb', f'{tmp_path}/cache'
+    stacks = {
+        'imdb/lstm': ['--configs.dataset.cache', cache, '--configs.dataset.length', '4'],
+        'synthesised/small': [
+            '--configs.dataset.num_train',
+            '7',
+            '--configs.dataset.num_test',
+            '5',
+        ],
+    }
+    few = ['--configs.train.batch_size', '2', '--configs.train.num_epochs', '1']
+    for name, words in stacks.items():
+        runs = tmp_path / name.replace('/', '.')
+        stack = ['--configs', f'configs/{name}.py', *words, *few, '--runs', runs]
+        done = here(*stack, '--configs.dataset.root', root, '--devices', 'cpu', *SIMULATED, '3')
+        (line,) = only_run(runs, done).metrics
+        if name == 'imdb/lstm':
+            assert line['acc/test_top1'] in {10.0 * right for right in range(11)}
+            assert line['speed/tokens'] == pytest.approx(4 * line['speed/samples'])
+        else:
+            assert 0 < line['error/test_words'] and 'error/test_characters' in line

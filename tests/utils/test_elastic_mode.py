@@ -100,8 +100,8 @@ def loaded(*words: str) -> Config:
         (['configs/elastic/torchft.py', '--configs.engine.name', 'torch'], 'does not fit'),
         (['configs/elastic/torchft.py', 'configs/diloco/diloco.py'], 'averaging = OuterSteps does'),
         (
-            ['configs/elastic/torchft.py', '--configs.checkpoint.every_steps', '5'],
-            r'checkpoint\.every_steps = 5 has no effect with elastic workers',
+            ['configs/elastic/torchft.py', '--configs.engine.abort_seconds', '60.0'],
+            r'engine\.abort_seconds = 60\.0 has no effect with elastic workers',
         ),
     ],
 )

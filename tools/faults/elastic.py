@@ -20,6 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from tools.faults import report
 from tools.faults.report import FAILED
 from tools.harness.cli import Parser, exit_on_signals, log, non_negative, positive, refuse
 from tools.harness.launch import ROOT, environment
@@ -32,12 +33,21 @@ BATCHES = 1437 // 16  # batches of all workers in an epoch
 SLACK = 1.25  # by which training would outlast the last fault
 START, END = 240.0, 900.0  # seconds for a worker to begin, and for all to end after the last fault
 AWAY = 3.0  # seconds for which the lighthouse is gone
+WRITTEN = 2.0  # seconds until what follows the last fault is written
 SETTLED = 60.0  # seconds in which the effect of a fault is looked for
 ACCURACY = 'acc/test_top1'
+PAGE = ROOT / 'docs' / 'reliability.md'
+HEAD = (
+    *('composition', 'kills of workers', 'of the lighthouse'),
+    *('steps lost per kill: most (mean)', 'seconds until all others go on: median, 95 %'),
+    *('longest gap without lighthouse, s', 'lost residual / gradient, median'),
+    *('same parameters', 'accuracy (undisturbed)'),
+)
 EXAMPLES = """\
 examples:
     python -m tools.faults.elastic --rounds 5 --kills 20 --lighthouse 1 --results elastic.jsonl
     python -m tools.faults.elastic --rounds 1 --kills 2 --lighthouse 1 --mean 5 --kinds dgc
+    python -m tools.faults.elastic --results elastic.jsonl --write      the table of the docs
 
 A round trains the digits on four workers, started one by one. A random one gets kill -9 after a
 time that is drawn from an exponential distribution, and is started again; so is the lighthouse,
@@ -62,6 +72,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add('--backup', type=non_negative, default=0, help='configs.elastic.residual_backup (0)')
     add('--seed', type=int, default=0, help='of all that is drawn (0)')
     add('--results', type=Path, default=None, help='file for a line for each round')
+    add('--write', action='store_true',
+        help='only write the rounds that are in --results into docs/reliability.md')  # fmt: skip
     add('--keep', type=Path, default=None, help='folder for what the workers write')
     return parser.parse_args(argv)
 
@@ -105,9 +117,13 @@ class Job:
         kind: Of KINDS.
         folder: For the runs and their output.
         workers, epochs, backup: See the command line.
+        settings: More words of the command line of train.py.
     """
 
-    def __init__(self, kind: str, folder: Path, workers: int, epochs: int, backup: int) -> None:
+    def __init__(
+        self, kind: str, folder: Path, workers: int, epochs: int, backup: int, *settings: str
+    ) -> None:
+        self._settings = settings
         self.kind, self.folder, self.epochs, self.backup = kind, folder, epochs, backup
         self.names = [f'w{number}' for number in range(workers)]
         with socket.socket() as probe:
@@ -137,8 +153,9 @@ class Job:
                 'elastic.residual_backup': str(self.backup),
             }
             words = ['train.py', '--configs', *STACK[:1], *KINDS[self.kind], *STACK[1:]]
-            words += ['--devices', 'cpu', '--runs', str(self.folder / 'runs')]
+            words += ['--devices', 'cpu', '--runs', str(self.folder / 'runs'), '--resume', 'auto']
             words += [f'--configs.{key}={value}' for key, value in settings.items()]
+            words += self._settings
         with (self.folder / f'{name}.txt').open('ab') as file:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, *words],
@@ -223,7 +240,7 @@ def disturb(job: Job, record: Round, arguments: argparse.Namespace) -> None:
             time.sleep(AWAY)
         job.start(victim)
     wait_until(lambda: len(job.training()) == len(job.names), START)
-    time.sleep(2.0)  # until what follows the last fault is written
+    time.sleep(WRITTEN)
     whens = [when for when, victim, _ in times if victim != 'lighthouse']
     for when, victim, others in times:
         measure(job, record, when, victim, others, whens)
@@ -381,6 +398,28 @@ def choices(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(arguments, name) for name in names}
 
 
+def rounds_of(kind: str, arguments: argparse.Namespace) -> Iterator[Round]:
+    """Make the rounds of a kind, but for those that are in the file of results; yield all.
+
+    With ``--write`` none is made.
+    """
+    for number in range(arguments.rounds + 1):
+        record = earlier(arguments.results, kind, number, arguments)
+        if record is None and arguments.write:
+            continue
+        if record is None:
+            with TemporaryDirectory(prefix='elastic') as name:
+                folder = (arguments.keep or Path(name)) / f'{kind}-{number}'
+                record = run(kind, number, arguments, folder)
+            line = json.dumps({**asdict(record), 'options': choices(arguments)})
+            log(line)
+            if arguments.results is not None:
+                arguments.results.parent.mkdir(parents=True, exist_ok=True)
+                with arguments.results.open('a') as file:
+                    file.write(f'{line}\n')
+        yield record
+
+
 def main(argv: Sequence[str]) -> int:
     """Make all rounds and print the table; return the exit code."""
     arguments = parse(argv)
@@ -390,29 +429,16 @@ def main(argv: Sequence[str]) -> int:
         return refuse(PROGRAM, f'--kinds: there is no {unknown[0]!r}, only {", ".join(KINDS)}')
     rows, wrong = [], []
     for kind in arguments.kinds:
-        rounds = []
-        for number in range(arguments.rounds + 1):
-            record = earlier(arguments.results, kind, number, arguments)
-            if record is None:
-                with TemporaryDirectory(prefix='elastic') as name:
-                    folder = (arguments.keep or Path(name)) / f'{kind}-{number}'
-                    record = run(kind, number, arguments, folder)
-                line = json.dumps({**asdict(record), 'options': choices(arguments)})
-                log(line)
-                if arguments.results is not None:
-                    with arguments.results.open('a') as file:
-                        file.write(f'{line}\n')
-            rounds.append(record)
-        row, faulty = summary(rounds)
-        rows.append(row)
-        wrong += faulty
-    head = [
-        *('composition', 'kills of workers', 'of the lighthouse'),
-        *('steps lost per kill: most (mean)', 'seconds until all others go on: median, 95 %'),
-        *('longest gap without lighthouse, s', 'lost residual / gradient, median'),
-        *('same parameters', 'accuracy (undisturbed)'),
-    ]
-    print(markdown_table(head, rows), flush=True)
+        if rounds := [*rounds_of(kind, arguments)]:
+            row, faulty = summary(rounds)
+            rows.append(row)
+            wrong += faulty
+    if not rows:
+        return refuse(PROGRAM, f'there are no such rounds in --results {arguments.results}')
+    table = markdown_table(HEAD, rows)
+    print(table, flush=True)
+    if arguments.write:
+        report.write(PAGE, table, 'elastic')
     for text in wrong:
         log(text)
     return FAILED if wrong else 0

@@ -11,7 +11,6 @@ from typing import Any
 from tools.harness.tables import markdown_table
 
 FAILED = 1  # exit code of the commands where something went wrong
-BEGIN, END = '<!-- faults: begin -->', '<!-- faults: end -->'
 TITLES = {
     'times': 'at random times',
     'writes': 'while a file is written',
@@ -74,8 +73,20 @@ def damage_rows(lines: Lines) -> list[list[str]]:
     return [[what, str(number), str(good[what])] for what, number in done.items()]
 
 
-def write(page: Path, text: str) -> None:
-    """Put the tables between the marks of a page."""
-    before, _, rest = page.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text(f'{before}{BEGIN}\n{text}\n{END}{after}')
+def marks(name: str) -> tuple[str, str]:
+    """The lines before and behind the tables of a name on a page."""
+    return f'<!-- {name}: begin -->', f'<!-- {name}: end -->'
+
+
+def write(page: Path, text: str, name: str = 'faults') -> None:
+    """Put tables between the marks of a page.
+
+    Args:
+        page: Has the marks.
+        text: The tables.
+        name: Of the marks.
+    """
+    begin, end = marks(name)
+    before, _, rest = page.read_text().partition(begin)
+    _, _, after = rest.partition(end)
+    page.write_text(f'{before}{begin}\n{text}\n{end}{after}')

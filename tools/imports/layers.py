@@ -36,7 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         'dgc.handover',
     ),
     ('dgc.parameter_server', 'dgc.algorithms'),
-    ('dgc.optimizer', 'dgc.local_steps', 'dgc.hooks'),
+    ('dgc.optimizer', 'dgc.local_steps', 'dgc.streaming', 'dgc.hooks'),
     ('dgc.elastic',),
     ('dgc',),
     # The application.

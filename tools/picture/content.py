@@ -44,7 +44,10 @@ LAYERS = (
     Layer('benchmarks', ('bench/',)),
     Layer('tools', ('tools/', 'tools/harness/')),
     Layer('application', ('train.py', 'configs/', 'utils/', 'models/', 'datasets/')),
-    Layer('front doors', ('optimizer', 'local_steps', 'hooks', 'parameter_server/', 'elastic/')),
+    Layer(
+        'front doors',
+        ('optimizer', 'local_steps', 'streaming', 'hooks', 'parameter_server/', 'elastic/'),
+    ),
     Layer('published systems', ('algorithms/',)),
     Layer('running', ('horovod_settings', 'handover', 'ownership', 'sources', 'wrapper')),
     Layer('running', ('wiring', 'calibration', 'reducer', 'scaling', 'optim/')),

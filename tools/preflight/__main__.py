@@ -7,14 +7,15 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 import dgc
 from dgc.engines import detect
 from dgc.handshake import gather_text
-from tools.harness.cli import BAD_INPUT, Parser, report
-from tools.preflight import host, verdict
+from tools.harness.cli import BAD_INPUT, Parser, positive, report
+from tools.preflight import cycles, host, verdict
 from tools.preflight.measure import measure
 
 PROGRAM = 'tools.preflight'
@@ -36,7 +37,18 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         '--device', choices=('cpu', 'cuda'), default='cpu', help='to measure between (cpu)'
     )
-    return parser.parse_args(argv)
+    parser.add_argument(
+        '--step', type=float, default=cycles.STEP, metavar='MS',
+        help=f'of a step without exchange, for the recommended cycle of Horovod ({cycles.STEP:g})',
+    )  # fmt: skip
+    parser.add_argument(
+        '--collectives', type=positive, default=cycles.COLLECTIVES, metavar='N',
+        help=f'of a step, one a bucket of the plan ({cycles.COLLECTIVES})',
+    )  # fmt: skip
+    arguments = parser.parse_args(argv)
+    if not 0 < arguments.step < float('inf'):
+        parser.error(f'--step is in ms, above 0, got {arguments.step}')
+    return arguments
 
 
 def main(argv: Sequence[str]) -> int:
@@ -65,6 +77,13 @@ def main(argv: Sequence[str]) -> int:
     if engine.rank == 0:
         print(verdict.report(hosts, measured, engine.name, launcher.name), flush=True)
     engine.close()
+    # Under MPI, Horovod cannot be started a second time in a process.
+    if engine.name == 'horovod' and launcher.name == 'horovodrun':
+        found = cycles.measure(partial(dgc.create, arguments.engine, device), device)
+        if engine.rank == 0:
+            sharing = max(each.local_size / each.cores for each in hosts)
+            step = arguments.step, arguments.collectives, sharing
+            print(f'\n{cycles.report(found, *step)}', flush=True)
     return 0
 
 

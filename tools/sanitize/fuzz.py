@@ -21,6 +21,7 @@ from torch import Tensor
 if __name__ == '__main__':  # before the library is loaded
     from tools.sanitize import build as _  # noqa: F401
 
+from dgc.codec import even
 from dgc.engines.base import as_bytes
 from dgc.ops import native
 from dgc.ops.contract import Step
@@ -205,6 +206,28 @@ def elias_fano_decode(draw: Draw) -> list[Any]:
     return [section, numel, len(indices), low]
 
 
+def even_encode(draw: Draw) -> list[Any]:
+    """Arguments of even_encode: indices that are spread evenly."""
+    numel, chunk = draw.randrange(1, 20_000), draw.choice((1, 7, 64, 1000, 4096))
+    count = draw.randrange(min(numel, 300) + 1)
+    chosen = [
+        begin + place
+        for begin, size, held in even.chunks_of(numel, count, chunk)
+        for place in sorted(draw.sample(range(size), held))
+    ]
+    indices = torch.tensor(chosen, dtype=torch.int64)
+    return [indices, numel, chunk, even.length(numel, count, chunk)]
+
+
+def even_decode(draw: Draw) -> list[Any]:
+    """Arguments of even_decode: what was encoded, or random bytes."""
+    indices, numel, chunk, length = even_encode(draw)
+    section = torch.ops.dgc.even_encode(indices, numel, chunk, length)
+    if draw.random() < 0.5:
+        section = draw.tensor(length, torch.uint8, 256)
+    return [section, numel, len(indices), chunk]
+
+
 OPERATORS: dict[str, Callable[[Draw], list[Any]]] = {
     'accumulate': accumulate,
     'sample': sample,
@@ -219,6 +242,8 @@ OPERATORS: dict[str, Callable[[Draw], list[Any]]] = {
     'linear_decode': linear_decode,
     'elias_fano_encode': elias_fano_encode,
     'elias_fano_decode': elias_fano_decode,
+    'even_encode': even_encode,
+    'even_decode': even_decode,
 }
 
 
@@ -243,6 +268,8 @@ def spoil(draw: Draw, arguments: list[Any]) -> None:
 
 def is_affordable(name: str, arguments: list[Any]) -> bool:
     """Return whether a call that succeeds needs little memory, or so much that it fails at once."""
+    if name == 'even_decode':
+        return not MOST < 8 * arguments[2] < 1 << 55
     if name != 'elias_fano_encode':
         return True
     _, numel, low = arguments

@@ -7,14 +7,14 @@ by which the learning rate is scaled.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from dgc import Composition, DistributedOptimizer, Engine, LocalSteps
+from dgc import Composition, DistributedOptimizer, Engine, LocalSteps, StreamingSteps
 from dgc.profile import Profile
 
 
@@ -81,12 +81,21 @@ class OuterSteps(Averaging):
         lr: Learning rate of the outer SGD.
         momentum: Of the outer SGD.
         nesterov: Whether that is Nesterov's momentum.
+        after: So many first steps each end with an outer step (post-local SGD).
+        moments: Entry of the optimizer's state → inner steps between two averages of it (DES-LOC).
     """
 
     def __init__(
-        self, every: int = 30, lr: float = 0.7, momentum: float = 0.9, nesterov: bool = True
+        self,
+        every: int = 30,
+        lr: float = 0.7,
+        momentum: float = 0.9,
+        nesterov: bool = True,
+        after: int = 0,
+        moments: Mapping[str, int] | None = None,
     ) -> None:
         self.every, self.lr, self.momentum, self.nesterov = every, lr, momentum, nesterov
+        self.after, self.moments = after, moments
 
     def ranks_per_step(self, world_size: int) -> int:
         """One: an inner step is local."""
@@ -94,16 +103,62 @@ class OuterSteps(Averaging):
 
     def wrap(self, optimizer: Optimizer, surroundings: Surroundings) -> LocalSteps:
         """Return LocalSteps."""
-        parameters = surroundings.model.parameters()
-        outer = torch.optim.SGD(
-            parameters, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov
-        )
         return LocalSteps(
             optimizer,
-            outer,
+            self._outer(surroundings),
             surroundings.model.named_parameters(),
             surroundings.composition,
             surroundings.engine,
             every=self.every,
+            steps_per_epoch=surroundings.steps_per_epoch,
+            after=self.after,
+            moments=self.moments,
+        )
+
+    def _outer(self, surroundings: Surroundings) -> torch.optim.SGD:
+        """Return the outer optimizer."""
+        return torch.optim.SGD(
+            surroundings.model.parameters(),
+            lr=self.lr,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+        )
+
+
+class StreamingOuterSteps(OuterSteps):
+    """Local steps with an outer SGD on one fragment of the model at a time (Streaming DiLoCo).
+
+    Args:
+        every, lr, momentum, nesterov: As of OuterSteps.
+        fragments: F, parts of the model that travel at different times.
+        delay: τ, inner steps while a fragment travels.
+        merge: α, how much of a worker's own parameters remains when a fragment is merged.
+    """
+
+    def __init__(
+        self,
+        every: int = 30,
+        lr: float = 0.7,
+        momentum: float = 0.9,
+        nesterov: bool = True,
+        fragments: int = 4,
+        delay: int = 5,
+        merge: float = 0.5,
+    ) -> None:
+        super().__init__(every, lr, momentum, nesterov)
+        self.fragments, self.delay, self.merge = fragments, delay, merge
+
+    def wrap(self, optimizer: Optimizer, surroundings: Surroundings) -> LocalSteps:
+        """Return StreamingSteps."""
+        return StreamingSteps(
+            optimizer,
+            self._outer(surroundings),
+            surroundings.model.named_parameters(),
+            surroundings.composition,
+            surroundings.engine,
+            every=self.every,
+            fragments=self.fragments,
+            delay=self.delay,
+            merge=self.merge,
             steps_per_epoch=surroundings.steps_per_epoch,
         )

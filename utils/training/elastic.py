@@ -15,10 +15,12 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from dgc import NonFiniteGradientError
 from dgc.elastic import ElasticOptimizer, TorchftEngine
 from dgc.elastic.optimizer import Change, name_of
 from dgc.engines import EngineError, LocalEngine, detect
 from dgc.engines.base import as_bytes
+from utils.agree import agreed
 from utils.build import (
     Parts,
     build_evaluation_loaders,
@@ -32,16 +34,27 @@ from utils.build import (
     scaled_rate,
     threads,
 )
-from utils.checkpoint import Position
+from utils.checkpoint import CheckpointError, Position
 from utils.checks import build_composition, check_elastic, naming
 from utils.config import Config, ConfigError
 from utils.data import Drawn, Seeded, build_datasets, collate
-from utils.folder import check_writable, prepare_folder, writing
+from utils.folder import LOCK, check_writable, claim, prepare_folder, writing
 from utils.loading import Loading
 from utils.log import RunLog, environment
 from utils.progress import closing_table, say
+from utils.search import Saved
 from utils.seeding import seed_everything
-from utils.training.experiment import Experiment
+from utils.training.elastic_saving import (
+    ElasticSaver,
+    find,
+    has_taken,
+    is_complete,
+    origin,
+    restore,
+)
+from utils.training.experiment import Experiment, with_remedy
+from utils.training.saving import Preempted
+from utils.training.stopping import StopSignals
 
 LONG_GAP = 1.0  # seconds between two steps that are worth a line
 
@@ -49,18 +62,22 @@ LONG_GAP = 1.0  # seconds between two steps that are worth a line
 class Events:
     """``events.jsonl`` of a worker: what happened to it and to the others, and when.
 
-    Args:
-        path: Lines are appended.
+    Attributes:
+        path: Lines are appended, from when it is set.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self) -> None:
+        self.path: Path | None = None
+        self._waiting = ''
 
     def add(self, event: str, **about: Any) -> None:
         """Append a line: the time, the event, and what there is to say about it."""
         line = json.dumps({'time': time.time(), 'event': event, **about})
-        with writing(self._path.parent), self._path.open('a') as file:
-            file.write(f'{line}\n')
+        self._waiting += f'{line}\n'
+        if self.path is not None:
+            with writing(self.path.parent), self.path.open('a') as file:
+                file.write(self._waiting)
+            self._waiting = ''
 
 
 class Share(Sampler[list[Any]]):
@@ -121,11 +138,12 @@ class ElasticLoader:
         loading: How samples are loaded.
 
     Attributes:
-        optimizer: Set before the first use.
+        optimizer, saver: Set before the first use.
         has_ended: Whether the last pass ended with the end of the epoch.
     """
 
     optimizer: ElasticOptimizer
+    saver: ElasticSaver
 
     def __init__(
         self,
@@ -171,6 +189,7 @@ class ElasticLoader:
             else:
                 batches = None
                 self.events.add('lost', step=optimizer.steps)
+            self.saver.between_steps(optimizer.committed)
 
     def _open(self) -> Iterator[Any]:
         return iter(
@@ -199,11 +218,27 @@ class EpochProgress:
     Args:
         model: Has the buffers.
         share: Has the position within the epoch.
+
+    Attributes:
+        epoch: That is trained, counted from 0.
+        best, best_epoch: The best metric so far, and its epoch.
     """
 
     def __init__(self, model: nn.Module, share: Share) -> None:
         self._model, self._share = model, share
         self.epoch = 0
+        self.best: float | None = None
+        self.best_epoch: int | None = None
+
+    @property
+    def samples(self) -> int:
+        """Samples of the epoch that all workers together have used."""
+        return self._share.position
+
+    @property
+    def position(self) -> Position:
+        """Complete epochs, and batches of all workers in the one that follows."""
+        return Position(self.epoch, self._share.position // self._share.batch)
 
     @property
     def buffers(self) -> list[torch.Tensor]:
@@ -212,21 +247,30 @@ class EpochProgress:
 
     def end_epoch(self) -> None:
         """Begin the next epoch."""
-        self.epoch += 1
-        self._share.epoch, self._share.position = self.epoch, 0
+        self._go_to(self.epoch + 1, 0)
+
+    def restore(self, saved: Saved) -> None:
+        """Continue from a checkpoint, whose buffers are the model's already."""
+        self.best, self.best_epoch = saved.best, saved.best_epoch
+        self._go_to(saved.position.epochs, int(saved.state.get('samples', 0)))
+
+    def _go_to(self, epoch: int, samples: int) -> None:
+        self.epoch = self._share.epoch = epoch
+        self._share.position = samples
 
     def state_dict(self) -> dict[str, Any]:
-        """Epoch, position within it, and buffers."""
+        """Epoch, position within it, the best one so far, and buffers."""
         return {
             'epoch': self.epoch,
             'position': self._share.position,
+            'best': [self.best, self.best_epoch],
             'buffers': [buffer.detach() for buffer in self.buffers],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from another worker's ``state_dict()``."""
-        self.epoch = self._share.epoch = int(state['epoch'])
-        self._share.position = int(state['position'])
+        self._go_to(int(state['epoch']), int(state['position']))
+        self.best, self.best_epoch = state['best']
         with torch.no_grad():
             for buffer, value in zip(self.buffers, state['buffers'], strict=True):
                 buffer.copy_(value)
@@ -240,41 +284,60 @@ class Elastic:
     """
 
     def run(self, experiment: Experiment) -> int:
-        """Train as one worker, from the others' state where there are others; returns 0."""
-        configs = experiment.configs
-        check_elastic(configs)
+        """Train as one worker, from the others' state where there are others; returns the exit
+        code."""
+        check_elastic(experiment.configs)
         check_arguments(experiment)
-        torch.set_num_threads(threads(configs.data.num_threads_per_worker, 1))
-        settings = configs.elastic.build()
-        datasets = build_datasets(configs)
-        engine = TorchftEngine(settings, common(configs, datasets))
-        engine.pipeline = configs.engine.pipeline
-        name = name_of(engine.worker)
-        folder = experiment.folder(settings.start_workers) / name
-        about = environment('torchft', [socket.gethostname()])
-        held = prepare_folder(folder, configs, about, moves_aside=False)
-        check_writable(folder, 0)
-        events = Events(folder / 'events.jsonl')
+        with StopSignals(0) as signals:
+            return run_worker(experiment, signals)
+
+
+def run_worker(experiment: Experiment, signals: StopSignals) -> int:
+    """Meet the others, and train to the end or until a signal; returns the exit code."""
+    configs = experiment.configs
+    torch.set_num_threads(threads(configs.data.num_threads_per_worker, 1))
+    settings = configs.elastic.build()
+    datasets = build_datasets(configs)
+    seconds = experiment.patience.warning_seconds
+    engine = TorchftEngine(settings, common(configs, datasets), seconds)
+    engine.pipeline = configs.engine.pipeline
+    folder = experiment.folder(settings.start_workers) / name_of(engine.worker)
+    check_writable(folder, 0)
+    with claim(folder):  # another worker of this name is refused before it meets the others
+        events = Events()
         events.add('start', worker=engine.worker)
         trainer = Trainer(experiment, datasets, engine, events)
-        trainer.optimizer.begin()  # takes the others' state
-        first = Position(trainer.progress.epoch)
-        resumed_at = first if first.epochs else None
-        log = RunLog(folder, trainer.parts, resumed_at, held, configs.log.axis)
-        say(trainer.parts.engine, f'{folder}\n{trainer.optimizer.changes[-1]}')
-        trainer.train(log)
+        with agreed(LocalEngine(), experiment.device):  # of itself: others may find theirs
+            saved = find(experiment, folder, trainer.parts.model)
+        if is_complete(saved, configs):
+            engine.close()
+            say(trainer.parts.engine, f'{folder} is complete: there is nothing left to train')
+            return 0
+        with agreed(LocalEngine(), experiment.device):
+            trainer.begin(saved)
+    log = trainer.open_log(folder)
+    try:
+        signals.waits = True
+        trainer.train(log, trainer.saver(folder, log, signals, saved))
         log.close()
-        engine.close()
-        closing_table(folder, configs, trainer.parts.engine)
-        return 0
+    except Preempted as preempted:
+        log.close()
+        return preempted.code
+    finally:
+        signals.waits = False
+        trainer.close()
+        log.release()
+    engine.close()
+    closing_table(folder, configs, trainer.parts.engine)
+    return 0
 
 
 def check_arguments(experiment: Experiment) -> None:
     """Raise ConfigError or EngineError for options and launchers that elastic workers lack."""
-    if experiment.resumes or experiment.arguments.evaluate:
+    if experiment.arguments.evaluate:
         raise ConfigError(
-            '--resume and --evaluate have no use with configs/elastic/: a worker that is started '
-            'again takes the state of the others'
+            '--evaluate has no use with configs/elastic/: leave that file out, and name the folder '
+            'of a worker, as in --resume RUN/NAME'
         )
     if detect().size > 1:
         raise EngineError(
@@ -352,17 +415,88 @@ class Trainer:
         )
         check_meters(configs, self.parts)
 
-    def train(self, log: RunLog) -> None:
-        """Train to the last epoch; evaluate and log each."""
+    def begin(self, saved: Saved | None) -> None:
+        """Load a checkpoint, if there is one, and meet the others: take their state where they
+        train already.
+
+        Raises:
+            CheckpointError: If it cannot be used; or where ``--resume`` does without ``auto`` ask
+                for one, and no worker has any.
+        """
+        if saved is not None:
+            restore(self.parts, saved)
+            self.progress.restore(saved)
+        self.optimizer.begin()
+        experiment = self._experiment
+        if experiment.resumes and not experiment.is_auto and self.progress.position == Position(0):
+            raise CheckpointError(
+                f'no worker has a checkpoint in {experiment.arguments.resume or "this run"}: '
+                '--resume auto begins anew then'
+            )
+        self._origin = origin(saved, self.optimizer)
+
+    def open_log(self, folder: Path) -> RunLog:
+        """Prepare this worker's folder, and say where training goes on.
+
+        An older run in the folder is renamed where training begins anew, without ``--resume``.
+        """
+        experiment, configs, first = self._experiment, self._experiment.configs, self.progress
+        is_new = not experiment.resumes and first.position == Position(0)
+        is_empty = all(path.name == LOCK for path in folder.iterdir())
+        about = environment('torchft', [socket.gethostname()])
+        held = prepare_folder(folder, configs, about, moves_aside=is_new)
+        self._events.path = folder / 'events.jsonl'
+        resumed_at = None if is_new or is_empty else Position(first.epoch)
+        log = RunLog(folder, self.parts, resumed_at, held, configs.log.axis)
+        lines = [str(folder), str(self.optimizer.changes[-1]), self._origin]
+        say(self.parts.engine, '\n'.join(filter(None, lines)))
+        return log
+
+    def saver(
+        self, folder: Path, log: RunLog, signals: StopSignals, saved: Saved | None
+    ) -> ElasticSaver:
+        """Return what saves this worker from now on.
+
+        Args:
+            folder: This worker's.
+            log: Its log.
+            signals: Ask for its end.
+            saved: What it has loaded.
+        """
+        if has_taken(self.optimizer.changes, self._engine.worker):
+            saved = None
+        configs = self._experiment.configs
+        own = ElasticSaver(self.parts, configs, folder, log, signals, saved, self.progress)
+        self._loader.saver = own
+        return own
+
+    def close(self) -> None:
+        """End the thread that writes checkpoints."""
+        self._loader.saver.close()
+
+    def train(self, log: RunLog, saver: ElasticSaver) -> None:
+        """Train to the last epoch; evaluate, log and save each.
+
+        Raises:
+            Preempted: After a signal.
+            Stopped: Where this worker cannot write its files.
+        """
         configs, parts = self._experiment.configs, self.parts
         while self.progress.epoch < configs.train.num_epochs:
             epoch = self.progress.epoch
-            numbers = self._experiment.train_epoch(parts, configs, epoch, log)
+            try:
+                numbers = self._experiment.train_epoch(parts, configs, epoch, log)
+            except NonFiniteGradientError as error:
+                raise with_remedy(error, saver.has_saved()) from error
             if not self._loader.has_ended:  # this worker was behind, and goes on elsewhere
                 continue
+            saver.settle()
             numbers.update(self._experiment.evaluate(parts, configs))
             numbers['workers'] = self._engine.size
+            saver.measured(numbers.get(configs.train.metric))
+            numbers['seconds/save'] = saver.seconds()
             log.epoch(epoch, numbers)
+            saver.end_epoch(is_last=self.progress.epoch >= configs.train.num_epochs)
         digest = hashlib.sha256()
         for parameter in parts.model.parameters():
             digest.update(as_bytes(parameter).cpu().numpy().tobytes())

@@ -251,6 +251,13 @@ class Saver(EpochHooks):
         self.settle()
         with agreed(self._parts.engine, self._parts.device, Stopped):
             self._log.flush()
+        self._writer.start(position, snapshot(self._state(position, meters)))
+        self._unfinished = position, self._best_epoch
+        self._last = time.monotonic()
+        self._seconds += time.perf_counter() - start
+
+    def _state(self, position: Position, meters: EpochMeters | None) -> dict[str, Any]:
+        """What a checkpoint holds. See ``_save``."""
         state = {
             **self._parts.state_dict(),
             'epoch': position.epoch,
@@ -264,10 +271,7 @@ class Saver(EpochHooks):
             state['samples'] = meters.step * self._parts.samples_per_step
             carried = carried_by(self._parts.model)
             state['meters'] = {**meters.state_dict(), 'random': random, 'carried': carried}
-        self._writer.start(position, snapshot(state))
-        self._unfinished = position, self._best_epoch
-        self._last = time.monotonic()
-        self._seconds += time.perf_counter() - start
+        return state
 
     def replace(self, saved: Saved, position: Position) -> None:
         """Write a checkpoint anew, with what a rollback has changed in it. A collective.
@@ -329,12 +333,16 @@ class Saver(EpochHooks):
             *(position, self._parts.engine.rank, value),
         )
 
+    def _made(self, position: Position) -> str:
+        """What was made before a position, to be followed by the number of its epoch."""
+        return f'{position.step} steps of epoch' if position.step else 'epoch'
+
     def _stop(self, number: int, position: Position) -> None:
         """End training on all ranks, with the checkpoint of ``position``."""
         self.settle()
-        made = f'{position.step} steps of epoch' if position.step else 'epoch'
         text = (
-            f'{signal.Signals(number).name}: stopped after {made} {position.epoch}, which is saved '
+            f'{signal.Signals(number).name}: stopped after {self._made(position)} '
+            f'{position.epoch}, which is saved '
             f'in {self.checkpoints.folder} ({position}): --resume continues there'
         )
         if self._parts.engine.rank == 0:

@@ -126,7 +126,7 @@ Memory memory_of(const Tensor& v, at::TensorList gradients, const std::optional<
 
 // Write the updated buffers to others, v's first, in the place of their own.
 void write_to(Memory* memory, at::TensorList into, const Tensor& v) {
-  const size_t wanted = memory->u == nullptr ? 1 : 2;
+  const size_t wanted = memory->rule == Rule::kPlain ? 1 : 2;
   TORCH_CHECK(into.size() == wanted, "dgc: ", wanted, " new buffers are expected, got ", into.size());
   for (const Tensor& each : into) {
     check_flat(each, v.scalar_type(), "a memory's new buffer");

@@ -6,10 +6,12 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "isa.h"
+#include "narrow.h"
 
-#if defined(__F16C__) || defined(__AVX__)
+#ifdef __AVX__
 #include <immintrin.h>
 #endif
 
@@ -21,18 +23,6 @@ namespace {
 // buffers of them fit the first-level cache, and at a density of 0.001 three blocks in five hold no
 // element to collect, so they need no second look.
 constexpr int64_t kBlock = 512;
-
-inline uint32_t bits_of(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
-
-inline float float_of(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
 
 // Magnitudes order as their bit patterns do. A maximum of integers is vectorized, one of floats is
 // not, because of NaN; here a NaN is above all other values.
@@ -50,7 +40,6 @@ inline float widen_half(uint16_t half) {
 #endif
 }
 
-inline float widen_bfloat(uint16_t value) { return float_of(static_cast<uint32_t>(value) << 16); }
 
 // A number of a memory: float32, or the bits of a bfloat16.
 inline float number(float value) { return value; }
@@ -127,36 +116,6 @@ int32_t nesterov(const float* g, const float* u, const float* v, float* new_u, f
   return largest;
 }
 
-// The rules over one block of bfloat16, by its position in the bucket. The result is rounded by a random
-// number of 32 bits: its upper half for v, its lower half for u.
-template <Rule kRule>
-int32_t rounding(const float* g, const uint16_t* u, const uint16_t* v, uint16_t* new_u, uint16_t* new_v, int32_t count,
-                 float m, Keys keys, uint32_t position) {
-  int32_t largest = 0;
-#pragma GCC ivdep
-  for (int32_t i = 0; i < count; ++i) {
-    const uint32_t draw = draw_at(keys, position + static_cast<uint32_t>(i));
-    float sum = widen_bfloat(v[i]);
-    if constexpr (kRule == Rule::kPlain) {
-      sum = sum + g[i];
-    } else {
-      float velocity = widen_bfloat(u[i]);
-      if constexpr (kRule == Rule::kMomentum) {
-        velocity = velocity * m + g[i];
-        sum = sum + velocity;
-      } else {
-        velocity = (velocity + g[i]) * m;
-        sum = sum + velocity + g[i];
-      }
-      new_u[i] = static_cast<uint16_t>(rounded(bits_of(velocity), draw & 0xffffu) >> 16);
-    }
-    const uint32_t word = rounded(bits_of(sum), draw >> 16);
-    new_v[i] = static_cast<uint16_t>(word >> 16);
-    largest = std::max(largest, static_cast<int32_t>(word & 0x7fff0000u));
-  }
-  return largest;
-}
-
 // One block by the rule of a memory, whose buffers have elements of type T.
 int32_t update_block(const Memory& memory, const float* g, const float* u, const float* v, float* new_u, float* new_v,
                      int64_t count, int64_t) {
@@ -175,9 +134,9 @@ int32_t update_block(const Memory& memory, const float* g, const uint16_t* u, co
                 static_cast<uint32_t>(position));
   };
   switch (memory.rule) {
-    case Rule::kPlain: return run(rounding<Rule::kPlain>);
-    case Rule::kMomentum: return run(rounding<Rule::kMomentum>);
-    default: return run(rounding<Rule::kNesterov>);
+    case Rule::kPlain: return run(round_block<Rule::kPlain>);
+    case Rule::kMomentum: return run(round_block<Rule::kMomentum>);
+    default: return run(round_block<Rule::kNesterov>);
   }
 }
 
@@ -314,7 +273,7 @@ void sample_of(const Memory& memory, const int64_t* positions, int64_t begin, in
       case Rule::kMomentum: v = v + (number(old_u[position]) * memory.momentum + g); break;
       case Rule::kNesterov: v = v + (number(old_u[position]) + g) * memory.momentum + g; break;
     }
-    if constexpr (sizeof(T) == sizeof(uint16_t)) {
+    if constexpr (std::is_same_v<T, uint16_t>) {
       const uint32_t draw = draw_at(keys_at(memory.keys, position), static_cast<uint32_t>(position));
       v = float_of(rounded(bits_of(v), draw >> 16) & 0xffff0000u);
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "uniform.h"
 
@@ -14,6 +15,20 @@ struct Keys {
 };
 
 namespace {  // each file is compiled for its own instruction set
+
+inline uint32_t bits_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+inline float float_of(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+inline float widen_bfloat(uint16_t value) { return float_of(static_cast<uint32_t>(value) << 16); }
 
 // The keys for positions with the same upper half as this one.
 inline Keys keys_at(Keys keys, int64_t position) {
