@@ -291,13 +291,14 @@ def main(argv: Sequence[str]) -> int:
     import torch
 
     torch.set_num_threads(arguments.threads)
-    results = measure_cifar(arguments)
-    if arguments.workers:
-        results += measure_files(arguments)
-    if arguments.json is not None:
-        write_json(arguments.json, [{'threads': arguments.threads, **each} for each in results])
     print(f'ResNet-20, {arguments.batch} images a step, {arguments.threads} threads')
-    print(table(results))
+    results: list[dict[str, Any]] = []
+    for measure in (measure_cifar, *([measure_files] if arguments.workers else [])):
+        found = [{'threads': arguments.threads, **each} for each in measure(arguments)]
+        results += found
+        if arguments.json is not None:
+            write_json(arguments.json, results)
+        print(table(found), flush=True)
     return 0
 
 
