@@ -23,6 +23,8 @@ the same for another version of dgc, from a checkout of it:
     PYTHONPATH=../before python -m bench.step --model resnet20 --workers 2 --json before.json
 bytes and processor time between backward and forward pass, by stage, in this process:
     python -m bench.step --breakdown --model vgg16 --workers 4
+the most memory that a step takes beside the weights, in bytes per parameter:
+    python -m bench.step --memory --model vgg16 --workers 4 --rounds 3
 
 {report.LEGEND}
 Exit status: 2 for invalid input, 1 if no row could be measured.
@@ -46,6 +48,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         action='store_true',
         help='bytes per element and ms of each stage of an update, without training',
     )
+    add('--memory', action='store_true', help='bytes per parameter of a step, without training')
     arguments = parser.parse_args(argv)
     engines = tuple(e for e, launcher in LAUNCHERS.items() if launcher == arguments.launcher)
     arguments.rows = options.chosen(parser, arguments, engines)
@@ -70,10 +73,27 @@ def break_down(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def weigh(arguments: argparse.Namespace) -> int:
+    """Measure the memory of a step; print and write it."""
+    from bench import memory
+
+    try:
+        results = memory.measure(arguments.model, arguments.workers, arguments.rounds)
+    except OSError as error:
+        print(f'{PROGRAM}: {error}', file=sys.stderr)
+        return 1
+    if arguments.json is not None:
+        write_json(arguments.json, results)
+    print(f'{arguments.model}: {results[0]["elements"]:,} parameters\n{memory.table(results)}')
+    return 0
+
+
 def main(argv: Sequence[str]) -> int:
     """Measure and print the table; return the exit code."""
     arguments = parse(argv)
     exit_on_signals()
+    if arguments.memory:
+        return weigh(arguments)
     if arguments.breakdown:
         return break_down(arguments)
     common = {'model': arguments.model, 'batch': arguments.batch, 'nodes': arguments.workers}

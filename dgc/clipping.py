@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dgc.buckets import Bucket
+from dgc.engines import LocalEngine
 from dgc.engines.base import Engine
 
 
@@ -24,21 +25,38 @@ class Clipping(ABC):
 
     Args:
         limit: The largest value or norm, in units of the mean gradient; see the subclasses.
+        dense_after_mean: Whether a bucket whose schedule has it uncompressed is clipped after the
+            exchange, as the release of Deep Gradient Compression does: its mean, to ``limit``.
 
     Attributes:
         needs_all: Whether ``clip`` needs all gradients of the step at once, so that no exchange can
             start during the backward pass.
 
     Raises:
-        ValueError: For a limit that is not above 0.
+        ValueError: For a limit that is not above 0; for ``dense_after_mean`` where ``needs_all``,
+            since some buckets would be clipped before the mean and others after it.
     """
 
     needs_all = False
 
-    def __init__(self, limit: float) -> None:
+    def __init__(self, limit: float, dense_after_mean: bool = False) -> None:
         if not limit > 0:
             raise ValueError(f'a clipping limit must be above 0, got {limit}')
+        if dense_after_mean and self.needs_all:
+            raise ValueError(
+                f'{type(self).__name__} clips all gradients together, before the exchange: leave '
+                'out dense_after_mean, or use ClipByNorm or ClipByValue'
+            )
         self.limit = limit
+        self.dense_after_mean = dense_after_mean
+
+    def waits(self, bucket: Bucket) -> bool:
+        """Return whether a bucket is clipped after the exchange in this step."""
+        return self.dense_after_mean and bucket.density is None
+
+    def clip_mean(self, bucket: Bucket) -> None:
+        """Clip the result of a bucket in place, alike on all ranks."""
+        self.clip([bucket], LocalEngine())
 
     @abstractmethod
     def clip(self, buckets: Sequence[Bucket], engine: Engine) -> None:
@@ -74,7 +92,7 @@ class ClipByDeviation(Clipping):
             for _, gradient in bucket.gradients():
                 bound = self.limit * norm([gradient]) / math.sqrt(max(gradient.numel(), 1))
                 bound = bound.to(gradient.dtype)
-                torch.clamp(gradient, -bound, bound, out=gradient)
+                gradient.clamp_(-bound, bound)
 
 
 class ClipByNorm(Clipping):

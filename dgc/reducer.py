@@ -527,6 +527,8 @@ class Reducer:
 
         # Error feedback. A non-finite result, and what was cut from it, must not enter a memory.
         if not non_finite:
+            if composition.clipping is not None and composition.clipping.waits(bucket):
+                composition.clipping.clip_mean(bucket)
             composition.memory.update(bucket, selected, exchanged, result)
             if self.scaling is not None and not bucket.scale(self.scaling.scale(bucket.device)):
                 non_finite = True
@@ -581,8 +583,8 @@ class Reducer:
         is_finite = not checks or finite(*bucket.pieces)
         if not is_finite:
             self._failures[index].extend(not_finite(bucket))
-        elif composition.clipping is not None and composition.overlaps:
-            composition.clipping.clip([bucket], self.engine)
+        elif self._clips_now(bucket):
+            composition.clipping.clip([bucket], self.engine)  # type: ignore[union-attr]
 
         # Sums that come before error feedback (within a machine). Also while the bucket is
         # uncompressed for now, so that the momentum stays in one place.
@@ -609,6 +611,11 @@ class Reducer:
             # Finite gradients can add up to more than float32 holds.
             self._failures[index].append(bucket.name)
         return non_finite_message(bucket, compressor.payload), False
+
+    def _clips_now(self, bucket: Bucket) -> bool:
+        """Return whether a bucket's own gradient is clipped, before error feedback."""
+        clipping = self.composition.clipping
+        return clipping is not None and self.composition.overlaps and not clipping.waits(bucket)
 
     @property
     def _renews(self) -> bool:

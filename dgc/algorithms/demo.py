@@ -9,8 +9,10 @@ On each rank, for the gradient g of a bucket, with learning rate η:
     5. w ← w - η·sign(inverse(average))
 
 Here g is transformed instead of δ: the transform is linear and orthonormal, so δ is kept as
-coefficients and step 3 sets the sent ones to zero, exactly. Messages are added in order of rank, so
-that all ranks come to the same bits.
+coefficients and step 3 sets the sent ones to zero, exactly. Messages are added in order of rank,
+and the transform's sums are exact, so that all ranks come to the same bits, with any number of
+threads and on any device. The release adds in whatever order, and its products round as a library
+divides them.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def demo(
 
     Args:
         topk: k, coefficients of a block that are sent.
-        chunk: The largest side of a block.
+        chunk: The largest side of a block, up to 128.
         decay: β.
         values, indices: Codings of the coefficients, see Codec.
         rules: By default all parameters are compressed, vectors too.

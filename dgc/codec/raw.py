@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,8 @@ def pack(fields: Tensor, bits: int) -> Tensor:
 
     The first field is in the lowest bits of the first byte; unused bits at the end are zero.
     """
+    if bits == 1 and fields.device.type == 'cpu':  # numpy takes a fortieth of the time
+        return torch.from_numpy(np.packbits(fields.numpy(), bitorder='little'))
     per_byte = 8 // bits
     whole = torch.nn.functional.pad(fields, (0, -len(fields) % per_byte))
     return (whole.view(-1, per_byte) << shifts(bits, fields.device)).sum(1, dtype=torch.uint8)
@@ -29,6 +32,8 @@ def pack(fields: Tensor, bits: int) -> Tensor:
 
 def unpack(raw: Tensor, bits: int) -> Tensor:
     """Invert :func:`pack`; return uint8 ``[len(raw)·8/bits]``, unused fields included."""
+    if bits == 1 and raw.device.type == 'cpu':
+        return torch.from_numpy(np.unpackbits(raw.numpy(), bitorder='little'))
     fields = raw.unsqueeze(1) >> shifts(bits, raw.device)
     return fields.bitwise_and_(2**bits - 1).flatten()
 

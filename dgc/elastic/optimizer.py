@@ -167,6 +167,7 @@ class ElasticOptimizer(DistributedOptimizer):
         self._on_change = on_change
         self._size = 1  # of the world that the state is for
         self._members: tuple[str, ...] = ()  # at the last change
+        self._waits_with: tuple[str, ...] = ()  # before the first step
         self._healed: set[str] = set()  # since the last change
         self._keeps = False  # this worker's residual, although it is among them
         self._copy: Copy | None = None
@@ -193,11 +194,12 @@ class ElasticOptimizer(DistributedOptimizer):
                     engine.reform()
                 if engine.poll_due:
                     engine.poll()
-                if not engine.is_settled:
-                    self._settle()
-                if engine.is_fresh and engine.size < engine.settings.start_workers:
+                # State is converted for the number of workers once, when all are there.
+                if engine.is_starting and engine.size < engine.settings.start_workers:
                     self._wait_for_more()
                     continue
+                if not engine.is_settled:
+                    self._settle()
                 self._back_up()
                 return
             except LostError as error:
@@ -264,7 +266,11 @@ class ElasticOptimizer(DistributedOptimizer):
 
     def _wait_for_more(self) -> None:
         """Ask for more workers before the first step. Raises LostError, and EngineError at last."""
-        settings = self.engine.settings
+        settings, members = self.engine.settings, self.engine.members
+        if members != self._waits_with:
+            self._waits_with = members
+            there = f'{len(members)} of {settings.start_workers} workers are there'
+            log.warning('%s: %s', name_of(self.engine.worker), there)
         if time.monotonic() - self._made > settings.start_seconds:
             raise EngineError(
                 f'{self.engine.size} of {settings.start_workers} workers have come in '

@@ -28,7 +28,8 @@ class Notice:
 
     def __init__(self, host: str) -> None:
         family = socket.AF_INET6 if ':' in host else socket.AF_INET
-        self._server = socket.create_server((host, 0), family=family, backlog=128)
+        # At all addresses, as a store: the one by which others reach this machine need not be its.
+        self._server = socket.create_server(('', 0), family=family, backlog=128)
         self.address = f'{host}:{self._server.getsockname()[1]}'
         self.given_up, self.beat = 0, ''
         threading.Thread(target=self._serve, name='dgc-notice', daemon=True).start()

@@ -106,6 +106,7 @@ class TorchftEngine(Engine):
         source: The rank whose state the workers that are behind take.
         behind: The ranks that do not have that state.
         is_fresh: Whether no step was confirmed yet since the workers started.
+        is_starting: Whether that holds for all members of the group.
         is_settled: Whether all members have the same state, for this world size.
         was_one: Of a worker that has taken the source's state: whether its own was an earlier one
             of the same history, so that what it has not sent is still of use.
@@ -135,7 +136,7 @@ class TorchftEngine(Engine):
         self.worker = self.lighthouse.worker
         self.members: tuple[str, ...] = (self.worker,)
         self.committed, self.history = 0, secrets.randbelow(DIGITS)
-        self.is_fresh = self._from_fresh = True
+        self.is_fresh = self.is_starting = True
         self._is_member = False  # since a group was settled
         self.source, self.behind = 0, frozenset[int]()
         self.is_settled, self.is_broken = False, True
@@ -275,7 +276,7 @@ class TorchftEngine(Engine):
             self.notes = {w: Note(*v[3:]) for w, v in zip(self.members, votes, strict=True)}
         self.committed, self.history = self.committed + 1, extended(self.history, key)
         self._past.append(self.history)
-        self.is_fresh = False
+        self.is_fresh = self.is_starting = False
         now = time.monotonic()
         self._seconds.append(now - self._last)
         self._last = now
@@ -283,7 +284,7 @@ class TorchftEngine(Engine):
     def _settle(self, copied: str) -> set[str]:
         marks = self._gather(torch.tensor([digest(copied) if copied else 0]))
         self.is_settled, self.behind = True, frozenset()
-        self.is_fresh, self._is_member = self._from_fresh, True
+        self.is_fresh, self._is_member = self.is_starting, True
         self._last = time.monotonic()
         known = {digest(worker): worker for worker in self.notes}
         return {known[mark] for (mark,) in marks if mark in known}
@@ -378,7 +379,7 @@ class TorchftEngine(Engine):
         places = [Place(*each) for each in self._gather(torch.tensor(own))]
         self.source = source_of(places)
         source = places[self.source]
-        self._from_fresh = bool(source.is_fresh)
+        self.is_starting = bool(source.is_fresh)
         if source.trains != own.trains:
             raise EngineError(
                 f'{self.worker} does not train what {self.members[self.source]} does: start all '
@@ -444,7 +445,7 @@ class TorchftEngine(Engine):
             self._past.clear()
             self._past.extend(past.tolist())
             self.committed, self.history = int(head[2]), self._past[-1]
-            self.is_fresh = self._from_fresh
+            self.is_fresh = self.is_starting
         return received
 
     # ------------------------------------------------------------ calls of the group

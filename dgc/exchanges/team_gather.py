@@ -71,14 +71,26 @@ class Bruck(TeamGather):
     ``limit``, and shrinks while it has more; the step doubles at every second move in the same
     direction, up to ``limit``, and halves when the direction changes (section III-B, adaptive
     B-SAG).
+
+    Args:
+        start: Where ``h`` begins: at this fraction of ``limit``, but never below ``limit/d``. 1
+            loses least in the first steps; 0 begins with the shortest messages.
+
+    Raises:
+        ValueError: For a start outside [0, 1].
     """
+
+    def __init__(self, start: float = 1.0) -> None:
+        if not 0 <= start <= 1:
+            raise ValueError(f'start must be from 0 to 1, got {start}')
+        self.start = start
 
     def check(self, teams: int) -> None:
         """Accept every number of teams."""
 
     def sum(self, own: Sparse, blocks: Blocks, context: Context) -> Sparse:
         """See ``TeamGather.sum``."""
-        owners, size = context.engine, AdaptiveSize(context.state['gather'])
+        owners, size = context.engine, AdaptiveSize(context.state['gather'], self.start)
         wire = context.wire(size.between(blocks.limit, owners.size))
         mine, rest = cut(own, wire.k)
         blocks.add(rest)
@@ -97,19 +109,21 @@ class Bruck(TeamGather):
 
 
 class AdaptiveSize:
-    """B-SAG's ``h`` of one bucket; as large as possible at first.
+    """B-SAG's ``h`` of one bucket.
 
     Args:
         state: Keeps ``size``, ``step``, ``direction`` (1 while h grows, -1 while it shrinks) and
             ``streak`` (moves in the same direction) between steps.
+        start: See ``Bruck``.
     """
 
-    def __init__(self, state: MutableMapping[str, int]) -> None:
-        self._state = state
+    def __init__(self, state: MutableMapping[str, int], start: float = 1.0) -> None:
+        self._state, self._start = state, start
 
     def between(self, limit: int, teams: int) -> int:
         """Return ``h``, limited to ``limit/d`` … ``limit``."""
-        size = min(max(self._state.get('size', limit), -(-limit // teams)), limit)
+        first = round(self._start * limit)
+        size = min(max(self._state.get('size', first), -(-limit // teams)), limit)
         self._state['size'] = size
         return size
 

@@ -5,6 +5,7 @@ from dgc.memory.base import Memory
 from dgc.memory.decoupled_momentum import DecoupledMomentum
 from dgc.memory.first_moment import FirstMoment
 from dgc.memory.local_momentum import LocalMomentum
+from dgc.memory.mean_momentum import MeanMomentum
 from dgc.memory.momentum_correction import MomentumCorrection
 from dgc.memory.none import NoMemory
 from dgc.memory.residual import Residual
@@ -15,6 +16,7 @@ __all__ = [
     'DecoupledMomentum',
     'FirstMoment',
     'LocalMomentum',
+    'MeanMomentum',
     'Memory',
     'MomentumCorrection',
     'NoMemory',

@@ -151,8 +151,8 @@ def _compile(compiler: list[str], scratch: Path) -> Path:
         for source in ('kernels', 'updates')
         for name, options in sets.items()
     ]
-    single = ('bindings', 'codec', 'elias_fano', 'even', 'gradients')
-    jobs += [(name, name, include) for name in single]
+    plain = ('bindings', 'codec', 'elias_fano', 'even', 'gradients')
+    jobs += [(name, name, include) for name in plain]
     objects = []
     for source, name, options in jobs:
         objects.append(str(scratch / f'{name}.o'))

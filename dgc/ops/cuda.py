@@ -67,8 +67,8 @@ def _search(v: Tensor, update: Update | None, threshold: float, limit: int) -> F
     values = torch.empty(room, dtype=torch.float32, device=device)
     with torch.cuda.device_of(v):
         _search_kernel[grid](
-            gradient, u, v, n, momentum, first_key, second_key, lowest, room, found, counts, indices,
-            values, nesterov=nesterov, **OPTIONS,
+            gradient, u, v, n, momentum, first_key, second_key, lowest, room, found, counts,
+            indices, values, nesterov=nesterov, **OPTIONS,
         )  # fmt: skip
         total = int(found)  # the only host synchronization
         if total <= room:
@@ -141,8 +141,8 @@ def _check(name: str, tensor: Tensor, like: Tensor, *dtypes: torch.dtype) -> Non
 
 @triton.jit(do_not_specialize=['momentum', 'first_key', 'second_key', 'lowest', 'limit'])
 def _search_kernel(
-    gradient, u, v, n, momentum, first_key, second_key, lowest, limit, found, counts, indices, values,
-    nesterov: tl.constexpr, block: tl.constexpr,
+    gradient, u, v, n, momentum, first_key, second_key, lowest, limit, found, counts, indices,
+    values, nesterov: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Update and collect one block; found[1] is the total, counts[programs] are its parts."""
     program = tl.program_id(0)

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+
+class Denominator(NamedTuple):
+    """√v̂ + ε of a parameter since v froze, and of which ε and v, by object and version."""
+
+    eps: float
+    second: int
+    version: int
+    value: Tensor
 
 
 class OneBitAdam(Optimizer):
@@ -61,6 +70,12 @@ class OneBitAdam(Optimizer):
             'sends_momentum': False,
         }
         super().__init__(params, defaults)
+        self._frozen: dict[Tensor, Denominator] = {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore what was pickled or saved; denominators are computed anew."""
+        super().__setstate__(state)
+        self._frozen = {}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]
@@ -97,8 +112,21 @@ class OneBitAdam(Optimizer):
             if not state['is_frozen']:
                 second.clamp_(min=group['min_variance'] * float(second.mean()))
                 state['is_frozen'] = True
-        # √v̂ + ε, and the first moment's correction, both as of the last step of the warm-up.
-        counted = max(state['step'], 1)
-        denominator = second.sqrt().div_(math.sqrt(1 - beta2**counted)).add_(group['eps'])
-        parameter.mul_(1 - group['lr'] * group['weight_decay'])
-        parameter.addcdiv_(momentum, denominator, value=-group['lr'] / (1 - beta1**counted))
+        if group['weight_decay']:
+            parameter.mul_(1 - group['lr'] * group['weight_decay'])
+        # The first moment's correction is that of the last step of the warm-up as well.
+        rate = -group['lr'] / (1 - beta1 ** max(state['step'], 1))
+        parameter.addcdiv_(momentum, self._denominator(parameter, group), value=rate)
+
+    def _denominator(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
+        """Return √v̂ + ε, corrected as of the last step of the warm-up; computed once for a v."""
+        state, eps = self.state[parameter], group['eps']
+        second = state['exp_avg_sq']
+        known = self._frozen.get(parameter)
+        if known is not None and known[:3] == (eps, id(second), second._version):
+            return known.value
+        correction = math.sqrt(1 - group['betas'][1] ** max(state['step'], 1))
+        value = second.sqrt().div_(correction).add_(eps)
+        if state['is_frozen']:
+            self._frozen[parameter] = Denominator(eps, id(second), second._version, value)
+        return value

@@ -85,6 +85,10 @@ class Asynchronous:
         scaling: Weight of an update by its staleness.
         statistics_period: Steps between two reports of a worker's BatchNorm statistics.
         always_sparse: Whether messages are sparse also where they are longer than dense ones.
+        ratio_follows_rate: Whether the density of a worker's updates is multiplied by its learning
+            rate, as a fraction of the full one: a variant of the release.
+        rate_when_sent: Whether an update is multiplied by the learning rate when it is sent, as in
+            the release's DGC, instead of before it is accumulated.
     """
 
     memory: Memory = field(default_factory=SAMomentum)
@@ -99,6 +103,8 @@ class Asynchronous:
     scaling: Scaling = field(default_factory=Unscaled)
     statistics_period: int = STATISTICS_PERIOD
     always_sparse: bool = False
+    ratio_follows_rate: bool = False
+    rate_when_sent: bool = False
 
     def __post_init__(self) -> None:
         if self.secondary_ratio is not None and not self.secondary_ratio > 0:
@@ -112,10 +118,18 @@ class Asynchronous:
                 'server measures no times and reads no plan: leave the planner out'
             )
         check_feedback(self.codec, self.memory)
+        if self.codec.chunk is not None:
+            raise ValueError(
+                f'indices={self.codec.indices!r} is for equally many elements of each chunk of '
+                f"{self.codec.chunk}, and a parameter server sends others: set indices='packed'"
+            )
         if self.codec.indices == 'none':
             raise ValueError(
                 "indices='none' is for dense messages: a parameter server sends sparse"
             )
+        for name in ('ratio_follows_rate', 'rate_when_sent'):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f'{name} must be True or False, got {getattr(self, name)!r}')
         if self.memory.needs_mean or self.memory.applies_rate:
             raise ValueError(
                 f'{type(self.memory).__name__} does not fit a parameter server, whose workers send '
@@ -159,9 +173,20 @@ class Asynchronous:
             'codec': {'draws': Values()},
         }
 
-    def upload_compressor(self, bucket: Bucket, step: int, steps_per_epoch: int) -> Compressor:
-        """Set a bucket's density for a worker's ``step``; return what selects with it."""
+    def upload_compressor(
+        self, bucket: Bucket, step: int, steps_per_epoch: int, rate: float = 1.0
+    ) -> Compressor:
+        """Set a bucket's density for a worker's ``step``; return what selects with it.
+
+        Args:
+            bucket: Whose density is set.
+            step: Counted from 0.
+            steps_per_epoch: Of a worker.
+            rate: The learning rate as a fraction of the full one.
+        """
         bucket.density = self._density(bucket, step, steps_per_epoch)
+        if self.ratio_follows_rate and bucket.density is not None:
+            bucket.density = min(max(bucket.density * rate, 1 / bucket.numel), 1.0)
         return self.compressor if self._is_sparse(bucket) else Dense()
 
     def download_compressor(self, bucket: Bucket, step: int, steps_per_epoch: int) -> Compressor:
@@ -209,6 +234,8 @@ def dual_way(
     scaling: Scaling | None = None,
     statistics_period: int = STATISTICS_PERIOD,
     always_sparse: bool = False,
+    ratio_follows_rate: bool = False,
+    rate_when_sent: bool = False,
 ) -> Asynchronous:
     """Return dual-way gradient sparsification, DGS (Yan, arXiv 1910.10929).
 
@@ -233,6 +260,9 @@ def dual_way(
         scaling: Weight of an update by its staleness; None applies every update as it is.
         statistics_period: Steps between two reports of a worker's BatchNorm statistics.
         always_sparse: Whether to send sparse messages also where they are longer than dense ones.
+        ratio_follows_rate: Whether the density of a worker's updates is multiplied by its learning
+            rate, as a fraction of the full one.
+        rate_when_sent: Whether updates are multiplied by the learning rate when they are sent.
     """
     return Asynchronous(
         memory=memory or SAMomentum(),
@@ -249,6 +279,8 @@ def dual_way(
         scaling=scaling or Unscaled(),
         statistics_period=statistics_period,
         always_sparse=always_sparse,
+        ratio_follows_rate=ratio_follows_rate,
+        rate_when_sent=rate_when_sent,
     )
 
 

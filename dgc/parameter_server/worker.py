@@ -85,8 +85,9 @@ class WorkerOptimizer(Uncopied):
             optimizer.step()
         optimizer.close()
 
-    A step computes g ← lr·(gradient + λ·w), accumulates it in the memory, sends the selected part,
-    and adds the server's answer to the parameters, or replaces them where the answer is dense.
+    A step computes g ← lr·(gradient + λ·w), accumulates it in the memory, sends the selected part
+    and adds the server's answer to the parameters, or replaces them where the answer is dense. With
+    the composition's ``rate_when_sent``, g has no lr, and lr times the selected part is sent.
     The learning rates in ``param_groups`` are those of one update: they are divided by nothing.
     Construction joins the server, which overwrites parameters and buffers.
 
@@ -137,6 +138,13 @@ class WorkerOptimizer(Uncopied):
         self._sequence, self._updates, self._ticket = 0, 0, 0  # of requests; of updates
         self._server_finished, self._server_lost = False, False
         self._declined = 0  # updates in a row
+        rates = {group['lr'] for group in settings.param_groups}
+        if composition.rate_when_sent and len(rates) > 1:
+            raise ValueError(
+                f'rate_when_sent needs one learning rate, and groups have {sorted(rates)}: make '
+                'them equal, or leave it out'
+            )
+        self._full_rate = float(settings.param_groups[0]['lr'])
         self._local = LocalEngine()  # for clipping by a norm: a worker's update has one rank
         digests = agreement_digests(named, self._statistics.numel, configuration)
         self._digests = b''.join(digests.values())
@@ -203,7 +211,7 @@ class WorkerOptimizer(Uncopied):
 
     def _compute_updates(self) -> None:
         """Replace every gradient by the update ``lr·(gradient + λ·w)``, in place; zeros where a
-        parameter has none, as torch leaves it alone."""
+        parameter has none, as torch leaves it alone. See ``Asynchronous.rate_when_sent``."""
         for bucket in self.buckets:
             for member in bucket.members:
                 bucket.collect(member)
@@ -218,20 +226,28 @@ class WorkerOptimizer(Uncopied):
             for member, (_, gradient) in zip(bucket.members, bucket.gradients(), strict=True):
                 is_used = member.name not in bucket.unused
                 decay = member.group.get('weight_decay', 0.0) if is_used else 0.0
-                gradient.add_(member.parameter, alpha=decay).mul_(member.group['lr'])
+                gradient.add_(member.parameter, alpha=decay)
+                if not self.composition.rate_when_sent:
+                    gradient.mul_(member.group['lr'])
 
     def _compress(self, bucket: Bucket) -> bytes:
         """Select and encode one bucket's part of the update; the memory keeps the rest."""
         composition, memory = self.composition, self.composition.memory
-        compressor = composition.upload_compressor(bucket, self.steps, self.budget.steps_per_epoch)
+        rate = float(self.param_groups[0]['lr'])
+        compressor = composition.upload_compressor(
+            bucket, self.steps, self.budget.steps_per_epoch, rate / (self._full_rate or 1.0)
+        )
         selected = memory.select(bucket, compressor)
-        section = protocol.encode_section(selected, composition.codec, bucket.next_seed())
+        factor = rate if composition.rate_when_sent else 1.0
+        update = selected if factor == 1 else selected._replace(values=selected.values * factor)
+        section = protocol.encode_section(update, composition.codec, bucket.next_seed())
         error = None
-        if not selected.is_dense:
+        if not selected.is_dense and factor:
             # The quantization error: selected minus what the server will decode.
             (delivered,) = protocol.decode_sections(section, [bucket.numel], composition.codec)
             values = delivered.values.to(selected.values.device)
-            error = difference(selected, selected._replace(values=values))
+            error = difference(update, update._replace(values=values))
+            error = error._replace(values=error.values / factor)
         memory.update(bucket, selected, Exchanged([selected], error), bucket.pieces)
         self.progress.sent_elements += selected.values.numel()
         self.progress.elements += bucket.numel

@@ -7,6 +7,7 @@ import torch
 
 from bench import before_after, breakdown, step
 from bench.before_after import Job
+from dgc.memory import MomentumCorrection
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +41,11 @@ def test_both_optimizers_are_shown_side_by_side(tmp_path, capsys):
     assert ours['momentum, velocity, search']['bytes'] == pytest.approx(20, abs=0.5)
     printed = capsys.readouterr().out
     assert all(stage in printed for stage in ('compute alone', 'dgc', 'messages', 'step'))
+
+
+def test_a_memory_in_bfloat16_moves_12_bytes_in_the_place_of_20():
+    rows = breakdown.measure('digits', 2, 1, memory=MomentumCorrection(dtype='bfloat16'))
+    assert rows[1]['stages']['momentum, velocity, search']['bytes'] == pytest.approx(12, abs=0.5)
 
 
 def test_checkouts_alternate_and_what_is_measured_is_not_measured_again(

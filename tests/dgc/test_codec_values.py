@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dgc.codec import VALUES, CodecError
+from dgc.codec.raw import pack, unpack
 
 FLOAT_MAX = torch.finfo(torch.float32).max
 every_coding = pytest.mark.parametrize('coding', VALUES.values(), ids=VALUES)
@@ -323,3 +324,15 @@ class TestTwins:
             except CodecError as error:
                 found.append(str(error))
         assert found[0] == found[1]
+
+
+@pytest.mark.parametrize('bits', [1, 2, 4, 8])
+@pytest.mark.parametrize('count', [0, 1, 7, 8, 9, 1000])
+def test_fields_fill_bytes_from_the_lowest_bit(bits, count):
+    """One bit at a time goes another way on a CPU."""
+    draw = torch.Generator().manual_seed(count)
+    fields = torch.randint(1 << bits, (count,), generator=draw, dtype=torch.uint8)
+    number = sum(field << (bits * place) for place, field in enumerate(fields.tolist()))
+    packed = pack(fields, bits)
+    assert packed.numpy().tobytes() == number.to_bytes(-(-count * bits // 8), 'little')
+    assert torch.equal(unpack(packed, bits)[:count], fields)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -247,7 +248,7 @@ def test_a_vote_without_an_answer_has_the_same_outcome_for_all(lighthouse, every
     assert all(not worker.optimizer.changes[-1].healed for worker in workers)
 
 
-def test_a_stalled_worker_is_dropped_and_takes_the_state_of_the_others(lighthouse):
+def test_a_stalled_worker_is_named_dropped_and_takes_the_state_of_the_others(lighthouse, caplog):
     goes_on = threading.Event()
 
     def go_on(worker):
@@ -256,7 +257,7 @@ def test_a_stalled_worker_is_dropped_and_takes_the_state_of_the_others(lighthous
         worker.until(lambda: worker.engine.committed >= 8)
         goes_on.set()
         worker.until(lambda: worker.engine.size == 3)
-        target = 20 * (worker.engine.committed // 20 + 2)
+        target = 10 * (worker.engine.committed // 10 + 2)
         worker.until(lambda: worker.engine.committed >= target)
 
     def stall(worker):
@@ -270,14 +271,24 @@ def test_a_stalled_worker_is_dropped_and_takes_the_state_of_the_others(lighthous
         change = worker.optimizer.changes[-1]
         assert worker.engine.worker in change.healed
         assert change.keeps
-        target = 20 * (worker.engine.committed // 20 + 2)
+        target = 10 * (worker.engine.committed // 10 + 2)
         worker.until(lambda: worker.engine.committed >= target)
 
-    settings = {'start_workers': 3, 'drop_seconds': 1.0}
+    settings = {'start_workers': 3, 'drop_seconds': 2.0}
     workers = [Worker(name, lighthouse, sparse, go_on, **settings) for name in 'ab']
     workers.append(Worker('c', lighthouse, sparse, stall, **settings))
     finish(*workers)
     assert_agree(*workers)
+    lines = [line for line in caplog.messages if 'has waited' in line]
+    assert lines
+    for line in lines:
+        assert re.search(
+            r'^[ab] \(rank [01]\) has waited \d+ s in \w+ of bucket .+ for c \(rank 2\), which '
+            r'runs and .+; it is dropped after 2 s \(configs\.elastic\.drop_seconds\)$',
+            line,
+        )
+    drops = [line for line in caplog.messages if 'is not applied' in line and 'given up' in line]
+    assert any('of waiting for c (rank 2), which runs' in line for line in drops)
 
 
 def test_without_a_lighthouse_training_goes_on_and_nobody_joins_until_there_is_one(lighthouse):

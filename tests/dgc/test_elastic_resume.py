@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+import time
 from functools import partial
 from typing import Any
 
@@ -46,8 +47,16 @@ def load(worker: Worker, content: bytes) -> None:
     worker.optimizer.load_state_dict(state)
 
 
-def train(lighthouse, make, names: str, end: int, saves: int, files: dict[str, bytes]) -> list:
+def train(
+    lighthouse, make, names: str, end: int, saves: int, files: dict[str, bytes], apart: float = 0.0
+) -> list:
     """Make steps up to ``end``, from ``files`` where a worker has one; save after ``saves``.
+
+    Args:
+        lighthouse, make, names: Of the workers.
+        end, saves: Numbers of steps.
+        files: By name.
+        apart: Seconds between the starts of two workers.
 
     Returns:
         The workers; ``files`` has what they have saved, by name.
@@ -64,7 +73,10 @@ def train(lighthouse, make, names: str, end: int, saves: int, files: dict[str, b
         barrier.wait(30)
 
     start = partial(Worker, start_workers=len(names))
-    workers = [start(name, lighthouse, make, work) for name in names]
+    workers = []
+    for name in names:
+        workers.append(start(name, lighthouse, make, work))
+        time.sleep(apart)
     finish(*workers)
     return workers
 
@@ -73,7 +85,7 @@ def train(lighthouse, make, names: str, end: int, saves: int, files: dict[str, b
 def test_all_go_on_from_their_files_as_if_they_had_not_ended(lighthouse, make):
     files: dict[str, bytes] = {}
     straight = train(lighthouse, make, 'abc', 9, 5, files)
-    again = train(lighthouse, make, 'abc', 9, 9, files)
+    again = train(lighthouse, make, 'abc', 9, 9, files, apart=0.5)  # the first ones wait
     for one, other in zip(straight, again, strict=True):
         assert_same(one.values(), other.values())
         assert_same(sums(one.optimizer.buckets), sums(other.optimizer.buckets))

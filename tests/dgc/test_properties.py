@@ -46,7 +46,7 @@ from dgc.exchanges import (
     OkTopK,
     SparDL,
 )
-from dgc.memory import FirstMoment, MomentumCorrection, Residual
+from dgc.memory import FirstMoment, MeanMomentum, MomentumCorrection, Residual
 from dgc.planner import Adaptive, BySize, Merged, PerTensor, Whole
 from dgc.reducer import Progress
 from dgc.rules import LayerRules
@@ -144,6 +144,18 @@ TABLE |= {
         lambda: sparse(memory=Residual(), compressor=PeriodicThreshold(period=4))
     ),
     'residual fp16': Row(lambda: sparse(memory=Residual(), fp16_values=True, int32_indices=True)),
+    'dgc mean momentum': Row(lambda: sparse(memory=MeanMomentum())),
+    # The masking drops what the momentum of the mean holds of other ranks.
+    'dgc mean momentum, warm-up': Row(
+        lambda: sparse(
+            memory=MeanMomentum(),
+            warmup_epochs=3,
+            warmup_coeff=[1, 1, 0.05],
+            warmup_stage_steps=4,
+        ),
+        CONSERVING - {Law.CONSERVES},
+    ),
+    'dgc mean momentum, skip': Row(lambda: sparse(memory=MeanMomentum(), nonfinite='skip')),
     'first moment': Row(lambda: sparse(memory=FirstMoment()), frozenset()),
     'first moment masked fp16': Row(
         lambda: sparse(memory=FirstMoment(momentum_masking=True), fp16_values=True), frozenset()

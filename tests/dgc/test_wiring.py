@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from dataclasses import replace
 
@@ -191,6 +192,35 @@ class TestPhasesOfOneBitAdam:
         steps = {state['step'] for state in optimizer.state.values()}
         assert steps == {2}  # of three steps of the warm-up, one was skipped
         assert all(state['is_frozen'] for state in optimizer.state.values())
+
+    def test_a_frozen_denominator_follows_what_is_loaded_or_written(self):
+        """It is kept, since v stays: but for another v, which a checkpoint or a program brings."""
+        named, others = parameters(), parameters()
+        first, second = (OneBitAdam([p for _, p in each], lr=0.1) for each in (named, others))
+        for optimizer, each in ((first, named), (second, others)):
+            for step in range(4):
+                optimizer.param_groups[0]['sends_momentum'] = step >= 2
+                optimizer.zero_grad()
+                loss(each, 0, step + (each is others)).backward()  # other gradients, so another v
+                optimizer.step()
+        with torch.no_grad():
+            for (_, ours), (_, theirs) in zip(named, others, strict=True):
+                theirs.copy_(ours)
+        second.load_state_dict(copy.deepcopy(first.state_dict()))
+        for _ in range(2):
+            for optimizer, each in ((first, named), (second, others)):
+                optimizer.zero_grad()
+                loss(each, 0, 7).backward()
+                optimizer.step()
+                for state in optimizer.state.values():
+                    state['exp_avg_sq'].mul_(2)
+            assert all(map(torch.equal, values(named), values(others)))
+        (_, weight), before = named[0], values(named)[0]
+        state = first.state[weight]
+        denominator = state['exp_avg_sq'].sqrt() / (1 - 0.999 ** state['step']) ** 0.5 + 1e-8
+        first.step()
+        expected = before - 0.1 / (1 - 0.9 ** state['step']) * weight.grad / denominator
+        torch.testing.assert_close(weight.detach(), expected)
 
 
 class TestFinalSigns:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -53,9 +55,17 @@ class Sign(ValueCoding):
         scales = typed(section[:end], torch.float32)
         if not bool((scales.isnan() | ((scales >= 0) & scales.isfinite())).all()):
             raise CodecError('the scale of a block of signs is negative or infinite')
-        positive = unpack(section[end:], 1)[:count].bool()
-        each = scales.repeat_interleave(BLOCK)[:count]
-        return each.where(positive, -each)
+        values = signs_of_bytes(section.device).index_select(0, section[end:].int()).view(-1)
+        whole = count // BLOCK * BLOCK
+        values[:whole].view(-1, BLOCK).mul_(scales[: count // BLOCK, None])
+        values[whole:].mul_(scales[count // BLOCK :])  # one scale, or none for no values
+        return values[:count]
+
+
+@cache
+def signs_of_bytes(device: torch.device) -> Tensor:
+    """Return the eight signs that each byte holds, 1 or -1, float32 ``[256, 8]``."""
+    return (unpack(torch.arange(256, dtype=torch.uint8), 1).view(256, 8) * 2.0 - 1).to(device)
 
 
 def blocks(k: int) -> int:
