@@ -73,10 +73,10 @@ class Silent:
 
 
 class Fixed:
-    """The same batch again and again, in place of a loader."""
+    """The first batch of a loader, `count` times in an epoch."""
 
-    def __init__(self, loader: Any) -> None:
-        self._batch, self._count = next(iter(loader)), len(loader)
+    def __init__(self, loader: Any, count: int) -> None:
+        self._batch, self._count = next(iter(loader)), count
         self.batch_size = loader.batch_size
 
     def __len__(self) -> int:
@@ -129,9 +129,8 @@ def of_train(
     parts, _ = build(configs, data, LocalEngine(), torch.device('cpu'), lambda _: None)
     hooks = EpochHooks()
     if fixed:
-        loader = Fixed(parts.loaders['train'])
-        loader._count = arguments.steps
-        parts.loaders['train'] = loader  # type: ignore[assignment]
+        fixed_batches = Fixed(parts.loaders['train'], arguments.steps)
+        parts.loaders['train'] = fixed_batches  # type: ignore[assignment]
     else:
         hooks.first_step = len(parts.loaders['train']) - arguments.steps
     return lambda: train_epoch(parts, configs, 0, Silent(), hooks)  # type: ignore[return-value]
