@@ -50,7 +50,7 @@ COPY_BYTES = 8  # per element: read, and written elsewhere
 GRADIENTS = 3  # different gradients, which are used in turn
 
 STATE = {'memory': {name: Elements() for name in ('momentum', 'velocity', 'residual')}}
-SPARSE_INDICES = [name for name in INDICES if name != 'none']
+SPARSE_INDICES = [name for name in INDICES if name not in ('none', 'even')]
 
 Milliseconds = list[float]
 

@@ -49,7 +49,7 @@ class SynthesisedWords(dict[str, Dataset]):
         root: str = './data/synthesised',
         num_train: int = 1200,
         num_test: int = 200,
-        noise: float = 0.1,
+        noise: float = 0.3,
         seed: int = 0,
     ) -> None:
         for setting, value in (('num_train', num_train), ('num_test', num_test)):

@@ -92,7 +92,7 @@ class ClipByDeviation(Clipping):
             for _, gradient in bucket.gradients():
                 bound = self.limit * norm([gradient]) / math.sqrt(max(gradient.numel(), 1))
                 bound = bound.to(gradient.dtype)
-                torch.clamp(gradient, -bound, bound, out=gradient)
+                gradient.clamp_(-bound, bound)
 
 
 class ClipByNorm(Clipping):

@@ -15,7 +15,7 @@ from utils.meters import CharacterErrorRate, WordErrorRate
 configs.dataset = Config(SynthesisedWords, root='./data/synthesised')
 configs.model = Config(DeepSpeech, classes=1 + len(LETTERS), bins=bins(RATE))
 
-configs.train.num_epochs = 15
+configs.train.num_epochs = 8
 configs.train.batch_size = 4
 configs.train.warmup_lr_epochs = 1
 configs.train.criterion = Config(CTC)

@@ -9,10 +9,10 @@ On each rank, for the gradient g of a bucket, with learning rate η:
     5. w ← w - η·sign(inverse(average))
 
 Here g is transformed instead of δ: the transform is linear and orthonormal, so δ is kept as
-coefficients and step 3 sets the sent ones to zero, exactly. Messages are added in order of rank, and
-the transform's sums are exact, so that all ranks come to the same bits, with any number of threads
-and on any device. The release adds in whatever order, and its products round as a library divides
-them.
+coefficients and step 3 sets the sent ones to zero, exactly. Messages are added in order of rank,
+and the transform's sums are exact, so that all ranks come to the same bits, with any number of
+threads and on any device. The release adds in whatever order, and its products round as a library
+divides them.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 From the parameters θ_s on which all ranks agree:
 
-    1. H steps on each rank: Muon for matrices, AdamW for the rest:  θ         dgc/optim/joint.py
+    1. H steps on each rank: Muon for matrices, AdamW for the rest:  θ         dgc/optim/muon.py
     2. Δ = θ_s - θ;  e ← β·e + Δ                                               dgc/memory/
     3. own ← Q(e), 2 bits an element;  e ← e - own                             dgc/codec/
     4. θ_s ← outer step on the mean own (SGD, Nesterov momentum 0.9, rate 0.7);  θ ← θ_s

@@ -21,7 +21,7 @@ from dgc.exchanges import TightAllGather
 
 
 def threshold_v(
-    compress_ratio: float = 0.1, threshold: float = 0.01, **settings: Any
+    compress_ratio: float = 0.1, threshold: float = 0.3, **settings: Any
 ) -> Composition:
     """Return sparsification by a fixed threshold, with momentum correction.
 

@@ -8,7 +8,7 @@ from dgc.bucket_spec import BucketSpec
 from dgc.compressors.base import Compressor
 from dgc.corrected import Corrected
 from dgc.sparse import Sparse, gather
-from dgc.transforms.blocks import ChunkLayout, Layout
+from dgc.transforms.blocks import ChunkLayout, Layout, Run
 
 
 class BlockTopK(Compressor):
@@ -40,9 +40,11 @@ class BlockTopK(Compressor):
     def select(self, corrected: Corrected, density: float) -> Sparse:
         """Return exactly ``budget`` elements."""
         values = corrected.materialize()
-        spec = corrected.spec or BucketSpec.of_shape(len(values))
+        runs = [Run(0, 1, len(values))]
+        if corrected.spec is not None:
+            runs = self.layout.runs(corrected.spec)
         chosen = []
-        for run in self.layout.runs(spec):
+        for run in runs:
             blocks = values[run.offset : run.offset + run.numel].view(run.number, run.size)
             share = self.layout.share(self.k, run)
             places = torch.topk(blocks.abs(), share, dim=1, sorted=False).indices

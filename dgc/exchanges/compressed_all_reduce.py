@@ -44,9 +44,9 @@ class CompressedAllReduce(Exchange):
 
         # Scatter: to each owner its slice, in a rotated order so that no owner is overrun.
         messages = [self._encode(each, capacity, context) for each in slices]
-        delivered = torch.cat([self._decode(message, context) for message in messages])
-        error = Sparse(selected.values - delivered, None, selected.numel)
-        received = {rank: messages[rank]}
+        own = [self._decode(message, context) for message in messages]
+        error = Sparse(selected.values - torch.cat(own), None, selected.numel)
+        received: dict[int, Tensor] = {}
         for shift in range(1, size):
             ahead, behind = (rank + shift) % size, (rank - shift) % size
             message = engine.send_recv(messages[ahead], ahead, behind)
@@ -56,16 +56,18 @@ class CompressedAllReduce(Exchange):
         # Average in order of rank, with the owner's error feedback.
         total = torch.zeros_like(slices[rank])
         for source in range(size):
-            total += self._decode(received[source], context)
+            total += own[rank] if source == rank else self._decode(received[source], context)
         owner_error: Tensor = context.state['owner_error']
         average = total.div_(size).add_(owner_error)
         # Finite messages may add up to more than float32 holds; a NaN survives the coding.
         average = average.where(average.isfinite(), torch.nan)
         message = self._encode(average, capacity, context)
-        new_error = average - self._decode(message, context)
+        ours = self._decode(message, context)
+        new_error = average - ours
 
         # Gather.
-        parts = [self._decode(each, context) for each in engine.all_gather(message)]
+        gathered = enumerate(engine.all_gather(message))
+        parts = [ours if r == rank else self._decode(each, context) for r, each in gathered]
         result = Sparse(torch.cat(parts), None, selected.numel)
         non_finite = bool(result.values.isnan().any())  # of any owner; alike on all ranks
         if not non_finite:

@@ -118,6 +118,11 @@ class Asynchronous:
                 'server measures no times and reads no plan: leave the planner out'
             )
         check_feedback(self.codec, self.memory)
+        if self.codec.chunk is not None:
+            raise ValueError(
+                f'indices={self.codec.indices!r} is for equally many elements of each chunk of '
+                f"{self.codec.chunk}, and a parameter server sends others: set indices='packed'"
+            )
         if self.codec.indices == 'none':
             raise ValueError(
                 "indices='none' is for dense messages: a parameter server sends sparse"

@@ -70,7 +70,7 @@ def digest(case: object, weight_decay: float, engine: dgc.Engine) -> str:
             found.update(parameter.detach().numpy().tobytes())
             found.update(parameter.grad.detach().clone().numpy().tobytes())
     for tensor in tensors_of(optimizer.state_dict()):
-        found.update(tensor.contiguous().view(-1).numpy().tobytes())
+        found.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
 
 

@@ -7,7 +7,7 @@ from dgc_helpers import bucket_of, parameters, set_gradients, values, wrap
 import dgc
 from dgc.bucket_spec import BucketSpec
 from dgc.buckets import Bucket
-from dgc.clipping import ClipByGlobalNorm, ClipByModelNorm, ClipByNorm, ClipByValue
+from dgc.clipping import ClipByDeviation, ClipByGlobalNorm, ClipByModelNorm, ClipByNorm, ClipByValue
 from dgc.engines import LocalEngine
 from dgc.wiring import spec_of
 
@@ -54,6 +54,21 @@ def test_independent_gradients_that_are_clipped_have_a_mean_of_about_the_limit(c
 @pytest.mark.parametrize('clipping', EVERY)
 def test_a_gradient_within_the_limit_is_left_as_it_is(clipping):
     assert clipped(clipping(5.0), [[3.0, 3.9]] * 2) == [pytest.approx([3.0, 3.9])] * 2
+
+
+@pytest.mark.parametrize('workers', [1, 4])
+def test_by_deviation_each_parameter_is_bounded_by_its_own_spread(workers):
+    """Of 3 and -4 it is 3.54, however many ranks there are; a parameter of zeros stays."""
+
+    def worker(engine):
+        bucket = two_parameters([3.0, -4.0], [30.0, 40.0, 0.0])
+        ClipByDeviation(0.9).clip([bucket], engine)
+        return bucket.gradient.tolist()
+
+    spread, other = 0.9 * math.sqrt(12.5), 0.9 * math.sqrt(2500 / 3)
+    expected = [3.0, -spread, other, other, 0.0]
+    assert expected[2] < 30
+    assert dgc.simulate(workers, worker) == [pytest.approx(expected, rel=1e-6)] * workers
 
 
 def test_by_value_bounds_every_element():

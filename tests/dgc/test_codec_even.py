@@ -153,6 +153,11 @@ class TestRefusals:
             dgc.Composition(**{**made, **parts})
 
 
+def test_a_parameter_server_refuses_it():
+    with pytest.raises(ValueError, match="a parameter server sends others: set indices='packed'"):
+        dgc.ALGORITHMS['dgs'].make(0.01, indices='even')
+
+
 @pytest.mark.parametrize('numel', [1, 63, 64, 4095, 4096, 4097, 5 * 4096, 5 * 4096 + 1000])
 @pytest.mark.parametrize('k', [1, 64, 100])
 def test_block_top_k_of_chunks_selects_what_the_code_can_write(numel, k):

@@ -16,7 +16,7 @@ from dgc_helpers import loss, parameters, train, values, wrap
 from torch import Tensor
 
 import dgc
-from dgc.codec.uniform import uniform
+from dgc.ops.uniform import uniform
 from dgc.planner import PerTensor
 
 STEPS = 6

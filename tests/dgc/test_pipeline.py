@@ -54,7 +54,7 @@ def digest(engine: dgc.Engine, row: str, pipeline: bool, nonfinite: str) -> tupl
             found.update(parameter.detach().numpy().tobytes())
             found.update(parameter.grad.detach().clone().numpy().tobytes())
     for tensor in tensors_of(optimizer.state_dict()):
-        found.update(tensor.contiguous().view(-1).numpy().tobytes())
+        found.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     threads = int(engine._computing is not None)
     engine.close()
     return found.hexdigest(), threads
