@@ -17,8 +17,8 @@ class MeanMomentum(MomentumCorrection):
     """MomentumCorrection, but all ranks go on with the mean's momentum after an uncompressed step.
 
     That is what the release of Deep Gradient Compression does while a bucket's schedule has it
-    uncompressed (``wm5o``). Each rank sends its velocity as ever, of which the mean r is the result;
-    then its momentum becomes that of the mean gradient ḡ:
+    uncompressed (``wm5o``). Each rank sends its velocity as ever, and their mean r is the result.
+    Then each rank's momentum becomes that of the mean gradient ḡ:
 
         u ← m·u + ḡ = r        Nesterov:  u ← m·(u + ḡ) = m·(u + r) / (1 + m)
 
