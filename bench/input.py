@@ -73,10 +73,10 @@ class Silent:
 
 
 class Fixed:
-    """The same batch again and again, in place of a loader."""
+    """The first batch of a loader, `count` times in an epoch."""
 
-    def __init__(self, loader: Any) -> None:
-        self._batch, self._count = next(iter(loader)), len(loader)
+    def __init__(self, loader: Any, count: int) -> None:
+        self._batch, self._count = next(iter(loader)), count
         self.batch_size = loader.batch_size
 
     def __len__(self) -> int:
@@ -129,9 +129,8 @@ def of_train(
     parts, _ = build(configs, data, LocalEngine(), torch.device('cpu'), lambda _: None)
     hooks = EpochHooks()
     if fixed:
-        loader = Fixed(parts.loaders['train'])
-        loader._count = arguments.steps
-        parts.loaders['train'] = loader  # type: ignore[assignment]
+        fixed_batches = Fixed(parts.loaders['train'], arguments.steps)
+        parts.loaders['train'] = fixed_batches  # type: ignore[assignment]
     else:
         hooks.first_step = len(parts.loaders['train']) - arguments.steps
     return lambda: train_epoch(parts, configs, 0, Silent(), hooks)  # type: ignore[return-value]
@@ -291,13 +290,14 @@ def main(argv: Sequence[str]) -> int:
     import torch
 
     torch.set_num_threads(arguments.threads)
-    results = measure_cifar(arguments)
-    if arguments.workers:
-        results += measure_files(arguments)
-    if arguments.json is not None:
-        write_json(arguments.json, [{'threads': arguments.threads, **each} for each in results])
     print(f'ResNet-20, {arguments.batch} images a step, {arguments.threads} threads')
-    print(table(results))
+    results: list[dict[str, Any]] = []
+    for measure in (measure_cifar, *([measure_files] if arguments.workers else [])):
+        found = [{'threads': arguments.threads, **each} for each in measure(arguments)]
+        results += found
+        if arguments.json is not None:
+            write_json(arguments.json, results)
+        print(table(found), flush=True)
     return 0
 
 

@@ -273,6 +273,7 @@ class Bucket:
         """Use the parameter's ``.grad``, times ``factor``, as its gradient; zeros for None."""
         place = self._places[member.name]
         self.note(place)
+        self._lent.pop(member.name, None)
         self._take([place], factor)
 
     def collect_all(self, factor: Tensor | None = None) -> None:
@@ -288,7 +289,7 @@ class Bucket:
         self._take(range(len(self.members)), factor)
 
     def _take(self, places: Sequence[int], factor: Tensor | None) -> None:
-        """Use, as gradients, what was noted at these places."""
+        """Use, as gradients, what was noted at these places, of which none is lent."""
         if self._shows_own:
             self._keep_apart()
         noted = [(self.members[place], self._taken[place]) for place in places]
@@ -298,8 +299,6 @@ class Bucket:
         copied: Sequence[int] = range(len(present))
         if self._lends:
             lent, copied = lend(gradients, self.dtype)
-        for member, _ in present if len(places) < len(self.members) else ():
-            self._lent.pop(member.name, None)
         if lent:
             is_copied = set(copied)
             names = [m.name for at, (m, _) in enumerate(present) if at not in is_copied]
@@ -311,7 +310,6 @@ class Bucket:
         if len(present) < len(places):
             for member, taken in noted:
                 if taken is None:
-                    self._lent.pop(member.name, None)
                     self._part(member).zero_()
         if factor is not None:
             torch._foreach_mul_([self._piece(member) for member, _ in present], factor)
@@ -331,8 +329,11 @@ class Bucket:
             return
         begin = self._own.data_ptr()  # untyped_storage() would leave a reference, see is_sole
         own = range(begin, begin + self._own.nbytes)
-        if any(taken is not None and taken.address in own for taken in self._taken):
-            self._own, self._spare = self._spare, self._own
+        for member, taken in zip(self.members, self._taken, strict=True):
+            grad = member.parameter.grad if taken is None else taken.grad
+            if grad is not None and address(grad) in own:
+                self._own, self._spare = self._spare, self._own
+                return
 
     def touched(self) -> list[str]:
         """Return the names of parameters whose ``.grad`` was replaced or written to since it was

@@ -139,11 +139,6 @@ class Composition:
                 f'{name}(unbiased=True) scales what it sends, which '
                 f'{type(self.memory).__name__} would feed back: use NoMemory, or unbiased=False'
             )
-        if not self.transform.is_identity and self.memory.changes_mean:
-            raise ValueError(
-                f'{type(self.memory).__name__} changes the mean, which is in another basis with '
-                f'{type(self.transform).__name__}: use MomentumCorrection'
-            )
         sums = [
             isinstance(entry, Elements) and entry.resize is Resize.SUM
             for entry in self.memory.state_for(BucketSpec.of_shape(1)).values()

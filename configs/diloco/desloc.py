@@ -1,4 +1,9 @@
-"""DES-LOC: parameters averaged every 30 steps of AdamW, its moments every 90 and 180."""
+"""DES-LOC: parameters averaged every 30 steps of AdamW, both of its moments every 90.
+
+Where the first moment is averaged more often than the second, as in the paper, an element whose
+gradient is zero on one worker has a first moment of the others there and a second of zero: in a
+network with ReLU its parameters grow without bound.
+"""
 
 import torch
 
@@ -9,4 +14,4 @@ configs.train.optimizer.lr = 0.001
 configs.train.averaging.lr = 1.0
 configs.train.averaging.momentum = 0.0
 configs.train.averaging.nesterov = False
-configs.train.averaging.moments = {'exp_avg': 90, 'exp_avg_sq': 180}
+configs.train.averaging.moments = {'exp_avg': 90, 'exp_avg_sq': 90}

@@ -56,7 +56,6 @@ class Memory(ABC):
         unsent: The one of ``buffers`` in which unsent elements add up; '' for none.
         holds_momentum: The velocity is kept here, so the optimizer must not apply momentum again.
         needs_mean: ``update`` reads the mean over the ranks, which no parameter server returns.
-        changes_mean: ``update`` writes to the mean, which is then applied.
         applies_rate: It multiplies gradients by the learning rate.
         feeds_back: Unsent elements and quantization errors are added to later messages.
         continues: It supports a gradient that comes in several parts, each with an exchange
@@ -69,7 +68,6 @@ class Memory(ABC):
     holds_momentum = False
     feeds_back = True
     needs_mean = False
-    changes_mean = False
     applies_rate = False
     continues = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -13,50 +14,58 @@ from dgc.sparse import Sparse
 
 
 class MeanMomentum(MomentumCorrection):
-    """MomentumCorrection, but for buckets whose schedule has them uncompressed (``wm5o``).
+    """MomentumCorrection, but all ranks go on with the mean's momentum after an uncompressed step.
 
-    These send gradients, with what is left of a sparse phase, and every rank keeps the momentum of
-    their mean ḡ, as the release of Deep Gradient Compression does:
+    That is what the release of Deep Gradient Compression does while a bucket's schedule has it
+    uncompressed (``wm5o``). Each rank sends its velocity as ever, and their mean r is the result.
+    Then each rank's momentum becomes that of the mean gradient ḡ:
 
-        u ← m·u + ḡ,  the result is u        Nesterov:  u ← m·(u + ḡ),  the result is u + ḡ
+        u ← m·u + ḡ = r        Nesterov:  u ← m·(u + ḡ) = m·(u + r) / (1 + m)
 
-    The results are those of MomentumCorrection up to rounding, since the mean of momenta is the
-    momentum of the mean. They differ once the bucket is compressed: all ranks begin with the
-    momentum of the mean, instead of each with its own. A bucket that is sent dense only since that
-    is shorter has each rank's momentum.
+    The results are those of MomentumCorrection, since the mean of momenta is the momentum of the
+    mean. They differ once the bucket is compressed: all ranks begin with the same momentum. A step
+    that also sends what is left of a sparse phase leaves each rank its own, and so does a bucket
+    that is sent dense only since that is shorter.
     """
 
     needs_mean = True
-    changes_mean = True
     continues = False
 
+    def __init__(self, momentum_masking: bool = True, dtype: str = 'float32') -> None:
+        super().__init__(momentum_masking, dtype)
+        self._following: weakref.WeakSet[Bucket] = weakref.WeakSet()  # from compensate to update
+
     def compensate(self, bucket: Bucket) -> Tensor:
-        """Without compression, add the gradient alone; return ``v[n]``."""
-        if bucket.density is not None:
+        """Add the next velocity to ``v[n]`` and return it; u is as before where it is to follow."""
+        self._following.discard(bucket)
+        if bucket.density is not None or bool(bucket.buffers['velocity'].any()):
             return super().compensate(bucket)
-        wide = self.widened(bucket)
-        wide['velocity'].add_(bucket.contribution)
+        wide, gradient = self.widened(bucket), bucket.contribution
+        velocity = wide['velocity'].add_(wide['momentum'])
+        if bucket.nesterov:
+            velocity.add_(gradient)
+        velocity.mul_(bucket.momentum).add_(gradient)
         self.keep(bucket, wide)
-        return wide['velocity']
+        self._following.add(bucket)
+        return velocity
 
     def _is_fused(self, bucket: Bucket) -> bool:
-        """No kernel adds a gradient without its momentum."""
+        """No kernel leaves the momentum as it is."""
         return bucket.density is not None and super()._is_fused(bucket)
 
     def update(
         self, bucket: Bucket, selected: Sparse, exchanged: Exchanged, result: Sequence[Tensor]
     ) -> None:
-        """Compute the residual; without compression, make ``result`` the momentum of the mean."""
+        """Compute the residual, and the momentum where it follows the mean."""
         super().update(bucket, selected, exchanged, result)
-        if bucket.density is not None:
+        if bucket not in self._following:
             return
-        wide = self.widened(bucket)
+        self._following.discard(bucket)
+        wide, m = self.widened(bucket), bucket.momentum
         momenta = wide['momentum'].split([mean.numel() for mean in result])
         for momentum, mean in zip(momenta, result, strict=True):
             if bucket.nesterov:
-                momentum.add_(mean).mul_(bucket.momentum)
-                mean.add_(momentum)
+                momentum.add_(mean).mul_(m / (1 + m))
             else:
-                momentum.mul_(bucket.momentum).add_(mean)
-                mean.copy_(momentum)
+                momentum.copy_(mean)
         self.keep(bucket, wide)

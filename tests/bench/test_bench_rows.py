@@ -64,7 +64,7 @@ def test_rows_share_the_processes_of_their_engine_but_for_those_that_run_alone()
         row.name
         for engine in LAUNCHERS
         for row in all_rows()
-        if row.engine == engine and not row.alone
+        if row.engine == engine and not row.alone and not row.base.endswith(PIPELINED)
     ]
     assert len(groups) == 3
     assert [names(g) for g in launches(select(['dgc', 'horovod']))] == [
@@ -83,7 +83,7 @@ def test_workloads_fit_their_data(name):
 
 
 def test_rows_that_plan_by_times_are_made_on_the_links_they_are_measured_on():
-    late = {row.base for row in all_rows() if row.late}
+    late = {row.base.removesuffix(PIPELINED) for row in all_rows() if row.late}
     made = {name: make() for name, make in compositions().items()}
     assert late == {name for name, each in made.items() if isinstance(each.planner, Timed)}
     assert {'dgc merged', 'dgc adaptive', 'mgwfbp', 'omgs', 'lags'} <= late
@@ -146,6 +146,6 @@ def test_compositions_train_and_count_their_bytes(name):
     assert sample.ms > 0 and sample.cpu > 0 and sample.wait >= 0
     dense = 4 * sum(p.numel() for p in first)  # a ring of two sends each element twice, half of it
     sends_all = row_of(name, 'torch').kind == DENSE
-    assert sample.codec == dense if sends_all else 0 < sample.codec < dense / 5
+    assert sample.codec == dense if sends_all else 0 < sample.codec < dense / 3.5  # 8 bits
     assert math.isnan(sample.kernel)
     assert Contender(all_rows()[0]).samples == []

@@ -55,6 +55,18 @@ class TestStorage:
         weight.grad[1, 2] = 50
         assert bucket.gradient[5] == 50
 
+    def test_a_view_that_the_loop_has_kept_is_not_overwritten_before_it_is_collected(self):
+        bucket = two()
+        collect_all(bucket)
+        bucket.assign([dense(torch.arange(10.0))], divisor=1)
+        bucket.publish()
+        first, second = bucket.members
+        first.parameter.grad = torch.ones(2, 3)
+        for member in (first, second):
+            bucket.collect(member)
+        bucket.total.fill_(5)
+        assert second.parameter.grad.tolist() == [6, 7, 8, 9]
+
     def test_a_gradient_that_is_alone_is_read_and_gets_sparse_results_without_a_copy(self):
         parameter = Parameter(torch.zeros(2, 3))
         bucket = bucket_of([('w', parameter)])
@@ -246,6 +258,18 @@ class TestLending:
             sum(member.parameter.sum() for member in bucket.members).backward()
             collect_all(bucket)
         assert torch.cat(bucket.pieces).tolist() == [2.0] * 10
+
+    def test_one_that_was_lent_and_cannot_be_any_more_is_copied(self):
+        weight = Parameter(torch.zeros(2, 3))
+        bucket = bucket_of([('w', weight)], SPARSE)
+        weight.grad = torch.ones(2, 3)
+        collect_all(bucket)
+        weight.grad = torch.full((2, 3), 2.0)
+        other = weight.grad.detach()
+        collect_all(bucket)
+        assert torch.cat(bucket.pieces).tolist() == [2.0] * 6
+        bucket.pieces[0].zero_()
+        assert other.tolist() == [[2.0] * 3] * 2
 
     def test_nothing_is_held_once_they_are_released(self):
         bucket = lending()

@@ -217,8 +217,9 @@ def test_dense_is_the_default():
 def test_every_file_loads_and_is_short(file):
     folder = Path(file).parent.name
     base = {'imagenet': 'configs/imagenet/resnet18.py'}.get(folder, 'configs/digits/cnn.py')
+    before = {'configs/optim/first_moment.py': 'configs/dgc/wm5.py configs/optim/adam.py'}
     required = {'configs/plan/replay.py': '--configs.train.compression.planner.file plan.json'}
-    configs = parse(f'--configs {base} {file} {required.get(file, "")}')
+    configs = parse(f'--configs {base} {before.get(file, "")} {file} {required.get(file, "")}')
     assert configs.train.compression.build()
     assert optimizer_of(configs)
     assert len((ROOT / file).read_text().splitlines()) <= 30

@@ -1,6 +1,6 @@
 """Calls every operator of the C++ library with random arguments, for some seconds.
 
-A call returns or raises RuntimeError. What else it does, the sanitizers report, and end the
+A call returns or raises RuntimeError or IndexError. What else it does, the sanitizers report, and end the
 process; the seed and the number of the call repeat it.
 """
 
@@ -33,6 +33,7 @@ SIZES = (0, 1, 2, 7, 8, 15, 16, 17, 63, 511, 512, 513, 1000, 4097, 70_001)
 WHOLE = (-(2**63), -(2**40), -1, 0, 1, 2, 3, 4, 7, 8, 63, 64, 512, 2**31, 2**40, 2**62, 2**63 - 1)
 NUMBERS = (0.0, -0.0, 1e-45, 0.1, 0.9, 1.0, -3.0, 3e38, 1e300, float('inf'), float('nan'))
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
+BUFFERS = (torch.float32, torch.bfloat16)  # that a memory may have
 OTHERS = (torch.float64, torch.int32, torch.int64, torch.uint8, torch.bool)
 MOST = 1 << 22  # bytes that a call may need; more would measure the machine's memory
 
@@ -102,32 +103,77 @@ class Draw(random.Random):
         return self.whole() if isinstance(number, int) else self.number()
 
 
-def update(draw: Draw) -> list[Any]:
-    """The arguments that a memory's update has: v, gradients, u, rule and momentum."""
-    numel, rule = draw.choice(SIZES), draw.randrange(3)
+def update(draw: Draw) -> tuple[list[Any], list[int]]:
+    """The arguments that a memory's update has: v, gradients, u, rule and momentum; and the keys
+    of the random numbers that round to bfloat16."""
+    numel, rule, kept = draw.choice(SIZES), draw.randrange(3), draw.choice(BUFFERS)
     gradients = draw.pieces(draw.tensor(numel, draw.choice(TYPES)))
-    u = draw.tensor(numel, torch.float32) if rule else None
-    return [draw.tensor(numel, torch.float32), gradients, u, rule, draw.number()]
+    u = draw.tensor(numel, kept) if rule else None
+    keys = [draw.getrandbits(32) for _ in range(2 * (kept == torch.bfloat16))]
+    return [draw.tensor(numel, kept), gradients, u, rule, draw.number()], keys
 
 
 def accumulate(draw: Draw) -> list[Any]:
     """Arguments of accumulate."""
-    arguments = update(draw)
-    numel, buffers = len(arguments[0]), 1 if arguments[2] is None else 2
-    into = [draw.tensor(numel, torch.float32) for _ in range(draw.choice((0, buffers)))]
-    return [*arguments, abs(draw.number()), draw.randrange(100), into]
+    arguments, keys = update(draw)
+    v, buffers = arguments[0], 1 if arguments[2] is None else 2
+    into = [draw.tensor(len(v), v.dtype) for _ in range(draw.choice((0, buffers)))]
+    return [*arguments, abs(draw.number()), draw.randrange(100), into, keys]
 
 
 def sample(draw: Draw) -> list[Any]:
     """Arguments of sample."""
-    arguments = update(draw)
+    arguments, keys = update(draw)
     numel = len(arguments[0])
-    return [*arguments, draw.tensor(draw.choice(SIZES) if numel else 0, torch.int64, numel)]
+    positions = draw.tensor(draw.choice(SIZES) if numel else 0, torch.int64, numel)
+    return [*arguments, keys, positions]
 
 
 def collect(draw: Draw) -> list[Any]:
     """Arguments of collect."""
-    return [draw.tensor(draw.choice(SIZES), torch.float32), abs(draw.number()), draw.randrange(99)]
+    values = draw.tensor(draw.choice(SIZES), draw.choice(BUFFERS))
+    return [values, abs(draw.number()), draw.randrange(99)]
+
+
+def places(tensors: list[Tensor]) -> list[int]:
+    """Where each tensor begins, one after another."""
+    return [0, *itertools.accumulate(map(len, tensors))][:-1]
+
+
+def lend(draw: Draw) -> list[Any]:
+    """Arguments of lend."""
+    dtype = draw.choice(TYPES)
+    return [draw.pieces(draw.tensor(draw.choice(SIZES), dtype)), draw.choice((dtype, *TYPES))]
+
+
+def gather(draw: Draw) -> list[Any]:
+    """Arguments of gather."""
+    flat = draw.tensor(draw.choice(SIZES), torch.float32)
+    gradients = draw.pieces(flat.to(draw.choice(TYPES)))
+    return [flat, gradients, places(gradients)]
+
+
+def touched(draw: Draw) -> list[Any]:
+    """Arguments of touched."""
+    parameters = draw.pieces(draw.tensor(draw.choice(SIZES), torch.float32))
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter) if draw.random() < 0.8 else None
+    gradients = [p if p.grad is None else p.grad for p in parameters]
+    versions = [each._version for each in gradients]
+    return [parameters, gradients, versions, [each.data_ptr() for each in gradients]]
+
+
+def show(draw: Draw) -> list[Any]:
+    """Arguments of show."""
+    flat = draw.tensor(draw.choice(SIZES), torch.float32)
+    parameters = draw.pieces(flat)
+    return [parameters, flat, places(parameters)]
+
+
+def several(draw: Draw) -> list[Any]:
+    """Arguments of fit and of apart: tensors, some of which overlap."""
+    flat = draw.tensor(draw.choice(SIZES), torch.float32)
+    return [[*draw.pieces(flat), *([flat, flat[1:]] if draw.random() < 0.5 else [])]]
 
 
 def finite(draw: Draw) -> list[Any]:
@@ -233,6 +279,12 @@ OPERATORS: dict[str, Callable[[Draw], list[Any]]] = {
     'sample': sample,
     'collect': collect,
     'finite': finite,
+    'lend': lend,
+    'gather': gather,
+    'touched': touched,
+    'show': show,
+    'fit': several,
+    'apart': several,
     'spread': spread,
     'step': step,
     'apply': apply,
@@ -293,7 +345,7 @@ def fuzz(seed: int, seconds: float) -> Counter[str]:
         try:
             getattr(torch.ops.dgc, name)(*arguments)
             counts['returned'] += 1
-        except RuntimeError:
+        except (RuntimeError, IndexError):
             counts['raised'] += 1
     return counts
 
