@@ -311,7 +311,7 @@ class Bucket:
             for member, taken in noted:
                 if taken is None:
                     self._part(member).zero_()
-        if factor is not None:
+        if present and factor is not None:
             torch._foreach_mul_([self._piece(member) for member, _ in present], factor)
 
     @property
