@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -229,7 +230,10 @@ class LocalSteps(Wrapper):
             for state, member in zip(states, members, strict=True)
         ]
         flat = torch.cat([tensor.detach().float().reshape(-1) for tensor in tensors])
+        before, progress = replace(self.engine.traffic), self.progress
         mean = self.engine.all_reduce(flat).div_(self.engine.size)
+        progress.sent += self.engine.traffic.sent - before.sent
+        progress.received += self.engine.traffic.received - before.received
         parts = mean.split([tensor.numel() for tensor in tensors])
         for tensor, part in zip(tensors, parts, strict=True):
             tensor.copy_(part.view(tensor.shape))

@@ -1,8 +1,8 @@
 """DES-LOC: parameters averaged every 30 steps of AdamW, both of its moments every 90.
 
-Where the first moment is averaged more often than the second, as in the paper, an element whose
-gradient is zero on one worker has a first moment of the others there and a second of zero: in a
-network with ReLU its parameters grow without bound.
+Where the first moment is averaged more often than the second, as in the paper, an element without a
+gradient on one worker takes the first moment of the others there, divided by the root of a second
+moment near zero. docs/local-steps.md has what came of it.
 """
 
 import torch

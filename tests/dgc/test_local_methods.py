@@ -349,6 +349,14 @@ class TestPeriods:
         with pytest.raises(ValueError, match=r"keeps no 'momentum_buffer', .* but .*'exp_avg'"):
             train(optimizer, named, range(4))
 
+    def test_bytes_of_moments_count(self):
+        """Three rounds, three averages of one moment and one of the other, each as large."""
+        numel = sum(math.prod(shape) for shape in SHAPES.values())
+        for _, _, optimizer in run(2, METHODS['des-loc'], 12):
+            progress = optimizer.progress
+            assert progress.sent == progress.received == 7 * 4 * numel
+            assert progress.dense_sent == 12 * 4 * numel
+
     def test_ranks_whose_periods_differ_do_not_begin(self):
         def worker(engine):
             with pytest.raises(HandshakeError, match='differ in first steps that each end'):

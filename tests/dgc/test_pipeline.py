@@ -273,7 +273,7 @@ class TestClosed:
 
     def test_a_process_that_ends_within_a_step_ends_cleanly(self):
         ended = subprocess.run(
-            [sys.executable, '-c', PROGRAM], capture_output=True, text=True, timeout=100
+            [sys.executable, '-c', PROGRAM], capture_output=True, text=True, timeout=300
         )
         assert (ended.returncode, ended.stdout, ended.stderr) == (0, 'left: []\n', '')
 

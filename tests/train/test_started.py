@@ -21,7 +21,7 @@ MARKS = {
 }
 KEYS = {
     *('epoch', 'samples', 'steps', 'lr', 'ratio', 'loss/train', 'acc/test_top1', 'acc/test_top5'),
-    *('norm/residual', 'ranks'),
+    *('norm/residual', 'ranks', 'speed/samples'),
     *(
         f'seconds/{phase}'
         for phase in ('train', 'compute', 'compress', 'communicate', 'wait', 'save')

@@ -1,7 +1,7 @@
 """Calls every operator of the C++ library with random arguments, for some seconds.
 
-A call returns or raises RuntimeError or IndexError. What else it does, the sanitizers report, and end the
-process; the seed and the number of the call repeat it.
+A call returns, or raises RuntimeError or IndexError. What else it does, the sanitizers report, and
+end the process; the seed and the number of the call repeat it.
 """
 
 from __future__ import annotations
