@@ -408,7 +408,18 @@ def assert_conserved_rounded(diaries: list[Diary], case: Case) -> None:
         assert abs(together) < 6 * float(deviation.norm()) + 3e-4 * len(error), name
 
 
-@pytest.fixture(scope='class', params=CASES, ids=str)
+# The runs are the longest part of this file: processes that share the tests take some each.
+SHARES = 6
+
+
+@pytest.fixture(
+    scope='class',
+    params=[
+        pytest.param(case, marks=pytest.mark.xdist_group(f'properties {number % SHARES}'))
+        for number, case in enumerate(CASES)
+    ],
+    ids=str,
+)
 def case(request) -> Case:
     return request.param
 
