@@ -41,6 +41,7 @@ class Metric:
 ACCURACY = Metric('acc/test_top1', higher=True, bound=1.0, relative=False)
 PERPLEXITY = Metric('perplexity/test', higher=False, bound=2.0, relative=True)
 LOSS = Metric('loss/test', higher=False, bound=1.0, relative=True)
+WORD_ERRORS = Metric('error/test_words', higher=False, bound=1.0, relative=False)
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,19 @@ WORKLOADS: dict[str, Workload] = {
             'train.compression.warmup_steps': 150,
         },
         after=('configs/optim/adamw.py', 'configs/rate/cosine.py'),
+        impossible=SGD_ONLY,
+    ),
+    'speech': Workload(
+        'a small Deep Speech on synthesised words with AdamW, 8 epochs',
+        ('configs/synthesised/small.py',),
+        WORD_ERRORS,
+        settings={
+            'dataset.root': '{data}/synthesised',
+            'train.num_epochs': 8,
+            'train.optimizer.lr': 0.002,
+        },
+        compressed={**PACKED, 'train.compression.warmup_epochs': 2},
+        after=('configs/optim/adamw.py',),
         impossible=SGD_ONLY,
     ),
 }
