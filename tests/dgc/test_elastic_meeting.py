@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 
@@ -13,7 +12,6 @@ from torch.distributed import TCPStore
 import dgc
 from dgc.engines import torchft_engine
 from dgc.engines.base import LostError
-from dgc.engines.lighthouse import UnreachableError
 from dgc.engines.meeting import Quorum
 from dgc.engines.notice import Notice
 
@@ -73,108 +71,6 @@ def test_who_may_still_come_is_waited_for():
     # b finds that a has left, and does not wait for it either.
     with pytest.raises(LostError, match='a has left the quorum'):
         quorum.meet(1, CONNECT)
-
-
-def test_members_that_come_meet():
-    quorum = quorum_of(served := [Member(0) for _ in range(3)], (1, 1, 1))
-    members = [threading.Thread(target=quorum.meet, args=(rank, CONNECT)) for rank in range(3)]
-    begin = time.monotonic()
-    for member in members:
-        member.start()
-        time.sleep(0.2)  # more than until the first look at those who are missing
-    for member in members:
-        member.join(CONNECT)
-    assert [served[0].store.get(f'dgc/k/member {rank}') for rank in range(3)] == [b'here'] * 3
-    assert time.monotonic() - begin < AT_ONCE
-
-
-def test_a_question_that_ends_as_the_quorum_is_made_holds_up_nobody(lighthouse):
-    """Its registration stays with the lighthouse, and the worker asks anew."""
-    seconds = {}
-    end = threading.Barrier(3)
-
-    def work(worker):
-        worker.until(lambda: worker.engine.size == 2)
-        together.wait(60)
-        assert asked.wait(60)
-        begin = time.monotonic()
-        while worker.engine.size < 3:  # nobody asks in between: the answer has c's old question
-            worker.engine.poll()
-            worker.optimizer.begin()
-        seconds[worker.name] = time.monotonic() - begin
-        end.wait(60)
-
-    def join(worker):
-        ask = worker.engine.lighthouse.ask
-
-        def lapse(patience):
-            worker.engine.lighthouse.ask = ask
-            client = worker.engine.lighthouse
-            with contextlib.suppress(UnreachableError):
-                give_up, client.give_up = client.give_up, lambda question: None
-                ask(0.5)
-            client.give_up = give_up
-            asked.set()
-            assert wait_for_a_quorum_with(worker, workers[0])
-            client.give_up(client._questions)
-            raise UnreachableError('the time is over')
-
-        together.wait(60)
-        worker.engine.lighthouse.ask = lapse
-        worker.optimizer.begin()
-        end.wait(60)
-
-    asked, together = threading.Event(), threading.Barrier(3)
-    workers = [Worker(name, lighthouse, dgc.dense, work, start_workers=2) for name in 'bc']
-    workers.append(Worker('a', lighthouse, dgc.dense, join))  # the first one: the host of the store
-    finish(*workers)
-    assert max(seconds.values()) < AT_ONCE
-
-
-def wait_for_a_quorum_with(worker, other) -> bool:
-    """Wait until ``other`` has an answer of which ``worker`` is a member."""
-    deadline = time.monotonic() + 30
-    while worker.engine.worker not in other.engine.members:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def test_a_member_that_leaves_a_quorum_is_not_waited_for(lighthouse):
-    """The first one sees that another one has died, and asks anew; the others saw it alive."""
-    seconds = {}
-    end = threading.Barrier(3)
-
-    def work(worker):
-        engine = worker.engine
-        worker.until(lambda: engine.size == 2)
-        if worker.name == 'a':
-            form = engine._form
-
-            def refuse(quorum, place):
-                engine._form = form
-                raise LostError('c has died')
-
-            engine._form = refuse
-        both.wait(60)
-        begin = time.monotonic()
-        while engine.size < 3:
-            engine.poll()
-            worker.optimizer.begin()
-        seconds[worker.name] = time.monotonic() - begin
-        end.wait(60)
-
-    def join(worker):
-        both.wait(60)
-        worker.optimizer.begin()
-        end.wait(60)
-
-    both = threading.Barrier(3)
-    workers = [Worker(name, lighthouse, dgc.dense, work, start_workers=2) for name in 'ab']
-    workers.append(Worker('c', lighthouse, dgc.dense, join))
-    finish(*workers)
-    assert max(seconds.values()) < AT_ONCE
 
 
 def test_a_worker_that_has_asked_for_long_joins_after_an_outage(lighthouse):
