@@ -237,12 +237,12 @@ def test_a_vote_without_an_answer_has_the_same_outcome_for_all(lighthouse, every
         worker.until(lambda: engine.committed >= 8 and engine.size == 3)
         end.wait(LIMIT)
 
-    for _ in range(3):
+    for _ in range(5):
         caplog.clear()
         workers = [Worker(name, lighthouse, sparse, work, start_workers=3) for name in 'abc']
         finish(*workers)
         assert_agree(*workers)
-        if 'have not met' not in caplog.text:  # within 5 s, on a busy machine: a fault of its own
+        if 'asks for another quorum' not in caplog.text:  # not all came: a fault of its own
             break
     assert workers[1].optimizer.lost_steps == int(everybody)  # else b applied it, as the others
     assert all(not worker.optimizer.changes[-1].healed for worker in workers)
