@@ -191,3 +191,18 @@ def clear(flat: Tensor, sent: Sparse) -> None:
         flat.zero_()
     else:
         flat.index_fill_(0, sent.indices, 0.0)
+
+
+def first_moment_of(optimizer: Optimizer) -> tuple[str, float]:
+    """Return an optimizer's name and the first beta1 above 0 of its groups; 0 without one."""
+    found = (group.get('betas', (0.0,))[0] for group in optimizer.param_groups)
+    return type(optimizer).__name__, next(filter(None, found), 0.0)
+
+
+def refuse_momentum(name: str, own: str, momentum: float) -> None:
+    """Raise ValueError for a momentum of the optimizer beside that of the memory ``name``."""
+    if momentum:
+        raise ValueError(
+            f"{name} has a momentum of its own ({own}) and the optimizer's is {momentum}: "
+            "set the optimizer's momentum to 0"
+        )

@@ -7,7 +7,7 @@ from torch.optim import Optimizer
 
 from dgc.buckets import Bucket, part_of
 from dgc.corrected import Corrected
-from dgc.memory.base import Memory
+from dgc.memory.base import Memory, first_moment_of, refuse_momentum
 from dgc.memory.residual import Residual
 
 
@@ -31,22 +31,16 @@ class DecoupledMomentum(Residual):
 
     def check(self, momentum: float, nesterov: bool) -> None:
         """The momentum is this memory's ``decay``."""
-        if momentum:
-            raise ValueError(
-                f'DecoupledMomentum has a momentum of its own (decay={self.decay}) and the '
-                f"optimizer's is {momentum}: set the optimizer's momentum to 0"
-            )
+        refuse_momentum('DecoupledMomentum', f'decay={self.decay}', momentum)
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """The first moment of an optimizer such as Adam is a second momentum."""
-        for group in optimizer.param_groups:
-            beta1 = group.get('betas', (0.0,))[0]
-            if beta1:
-                name = type(optimizer).__name__
-                raise ValueError(
-                    f'DecoupledMomentum has a momentum of its own (decay={self.decay}) and {name} '
-                    f'would apply another (beta1={beta1}): use torch.optim.SGD without momentum'
-                )
+        name, beta1 = first_moment_of(optimizer)
+        if beta1:
+            raise ValueError(
+                f'DecoupledMomentum has a momentum of its own (decay={self.decay}) and {name} '
+                f'would apply another (beta1={beta1}): use torch.optim.SGD without momentum'
+            )
 
     def compensate(self, bucket: Bucket) -> Tensor:
         """``δ ← β·δ + η·g``."""

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dgc.buckets import Bucket
-from dgc.memory.base import Memory, clear
+from dgc.memory.base import Memory, clear, first_moment_of, refuse_momentum
 from dgc.sparse import Sparse
 
 
@@ -38,22 +38,16 @@ class FirstMoment(Memory):
 
     def check(self, momentum: float, nesterov: bool) -> None:
         """The momentum is this memory's ``beta1``."""
-        if momentum:
-            raise ValueError(
-                f'FirstMoment has a momentum of its own (beta1={self.beta1}) and the '
-                f"optimizer's is {momentum}: set the optimizer's momentum to 0"
-            )
+        refuse_momentum('FirstMoment', f'beta1={self.beta1}', momentum)
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """The optimizer must not have a first moment as well."""
-        for group in optimizer.param_groups:
-            beta1 = group.get('betas', (0.0,))[0]
-            if beta1:
-                name = type(optimizer).__name__
-                raise ValueError(
-                    f'FirstMoment has the first moment (beta1={self.beta1}) and {name} would apply '
-                    f"another (beta1={beta1}): set the optimizer's betas to (0.0, …)"
-                )
+        name, beta1 = first_moment_of(optimizer)
+        if beta1:
+            raise ValueError(
+                f'FirstMoment has the first moment (beta1={self.beta1}) and {name} would apply '
+                f"another (beta1={beta1}): set the optimizer's betas to (0.0, …)"
+            )
 
     def compensate(self, bucket: Bucket) -> Tensor:
         """``u ← β1·u + (1 - β1)·g,  v ← v + u``; return ``v[n]``."""
