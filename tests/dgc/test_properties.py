@@ -296,12 +296,12 @@ def length(row: str, number: int, workers: int) -> int:
 
     What adds up over many steps, and what comes back with a period, is to be found with one number
     of ranks as well as with another. So each row makes its long run in one small world of more than
-    one rank, and each exchange that truncates in a large one as well, in turns. The others are
+    one rank, in turns, and each exchange that truncates in a large one as well. Other runs are
     shorter.
     """
     met = sizes(row, number)
-    worlds = [size for size in met if 1 < size <= 5], [size for size in met if size > 5]
-    long = {some[number % len(some)] for some in worlds if some}
+    small, large = [size for size in met if 1 < size <= 5], [size for size in met if size > 5]
+    long = {small[number % len(small)], *large[:1]}
     if row in EXCHANGES:
         return MORE_STEPS if workers in long else STEPS
     return STEPS if workers in long else SHORT
