@@ -37,9 +37,9 @@ def test_shared_NAME(number): ...
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, '-m', 'pytest', *words],
+        [sys.executable, '-m', 'pytest', '-p', 'xdist', *words],
         cwd=folder,
-        env=os.environ | {'PYTHONPATH': str(HERE)},
+        env=os.environ | {'PYTHONPATH': str(HERE), 'PYTEST_DISABLE_PLUGIN_AUTOLOAD': '1'},
         capture_output=True,
         text=True,
     )
