@@ -96,7 +96,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
             return self.names[nodeid]
 
         def _assign_work_unit(self, node) -> None:
-            if self.nodes.index(node) >= AT_A_TIME:
+            if int(node.gateway.id.removeprefix('gw')) >= AT_A_TIME:
                 self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
             super()._assign_work_unit(node)
 
