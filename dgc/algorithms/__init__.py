@@ -29,7 +29,8 @@ from dgc.algorithms.streaming_diloco import streaming_diloco
 from dgc.algorithms.table import CONSERVING, Algorithm, Kind, Law
 from dgc.algorithms.tern_grad import tern_grad
 from dgc.algorithms.threshold_v import threshold_v
-from dgc.optim import OneBitAdam
+from dgc.algorithms.zero_one_adam import zero_one_adam
+from dgc.optim import OneBitAdam, ZeroOneAdam
 
 __all__ = ['ALGORITHMS', 'Algorithm', 'Kind', 'Law']
 
@@ -265,6 +266,17 @@ ALGORITHMS: dict[str, Algorithm] = {
             frozenset(),
             has_density=False,
             optimizer=OneBitAdam,
+        ),
+        Algorithm(
+            'zero-one-adam',
+            'one bit per element of a summed momentum from the first step on, then local steps',
+            'Lu et al., ICLR 2023, arXiv 2202.06009',
+            zero_one_adam,
+            ('configs/zeroone/adam.py',),
+            frozenset({Law.EQUALS_DENSE}),
+            Kind.LOCAL_STEPS,
+            has_density=False,
+            optimizer=ZeroOneAdam,
         ),
         Algorithm(
             'diloco',

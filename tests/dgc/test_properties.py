@@ -76,7 +76,7 @@ SETTINGS: dict[str, dict[str, object]] = {
 
 # Those for the movement of local steps, which take gradients as well. Others differ from these, or
 # from dense, in what surrounds them: test_local_methods.py.
-MOVEMENTS = ('sparse-loco', 'quantized-diloco')
+MOVEMENTS = ('sparse-loco', 'quantized-diloco', 'zero-one-adam')
 
 
 class Row(NamedTuple):
