@@ -17,6 +17,7 @@ from torch import Tensor
 from dgc.buckets import Bucket
 from dgc.composition import Composition
 from dgc.compressors import Compressor, Dense
+from dgc.control import Control
 from dgc.corrected import NotFiniteError
 from dgc.engines.base import Engine, EngineError, Traffic, no_user
 from dgc.exchanges import AllReduce, Context, Exchange, Scale
@@ -204,9 +205,12 @@ class Reducer:
 
     def set_densities(self, step: int, steps_per_epoch: int) -> None:
         """Set every bucket's density for optimizer step ``step``, counted from 0."""
+        control = self.composition.control
         for bucket in self.buckets:
             schedule = bucket.spec.schedule
             bucket.density = None if schedule is None else schedule.at(step, steps_per_epoch)
+            if control is not None and schedule is not None:
+                bucket.density = control.density(bucket, bucket.density)
 
     def ready(self, index: int) -> None:
         """Note that the gradients of bucket ``index`` are complete; submit what can be sent."""
@@ -307,8 +311,17 @@ class Reducer:
             self._leave_unused()
             for bucket in self.buckets:
                 self.composition.memory.commit(bucket)
+            if self.composition.control is not None and is_final:
+                self._control(self.composition.control)
         self._kept.clear()
         return usable
+
+    def _control(self, control: Control) -> None:
+        """Let the control choose densities; its bytes count. A collective, where it decides."""
+        before, progress = replace(self.engine.traffic), self.progress
+        control.decide(self.buckets, self.engine, self.composition.volume)
+        progress.sent += self.engine.traffic.sent - before.sent
+        progress.received += self.engine.traffic.received - before.received
 
     def start(self) -> None:
         """Submit all buckets, and return while they are sent; ``synchronize`` waits for them.
@@ -494,6 +507,9 @@ class Reducer:
         _, exchange, k = self._route(bucket)
         if self.watch is not None:
             self.watch(bucket, selected)
+        control, memory = composition.control, composition.memory
+        if control is not None and bucket.density is not None and message.is_finite:
+            control.observe(bucket, bucket.buffers[memory.unsent], selected)
 
         # Exchange.
         flag = self._flag(index)

@@ -9,8 +9,10 @@ from dgc.algorithms.dense import dense
 from dgc.algorithms.dgs import asgd, async_dgc, dgs, gradient_dropping
 from dgc.algorithms.diloco import diloco, quantized_diloco
 from dgc.algorithms.gaussian_k import gaussian_k
+from dgc.algorithms.gravac import gravac
 from dgc.algorithms.gtopk import gtopk, gtopk_doubling
 from dgc.algorithms.hierarchical import hierarchical
+from dgc.algorithms.l_greco import l_greco
 from dgc.algorithms.lags import lags
 from dgc.algorithms.merged import mgwfbp, omgs
 from dgc.algorithms.muloco import muloco
@@ -157,6 +159,20 @@ ALGORITHMS: dict[str, Algorithm] = {
             'Shi et al., ECAI 2020, arXiv 1911.08727',
             lags,
             ('configs/lags/adaptive.py',),
+        ),
+        Algorithm(
+            'l-greco',
+            'L-GreCo: densities by layer, for the fewest bytes at the error of a common density',
+            'Markov et al., MLSys 2024, arXiv 2210.17357',
+            l_greco,
+            ('configs/dgc/wm5.py', 'configs/dgc/l_greco.py'),
+        ),
+        Algorithm(
+            'gravac',
+            'GraVAC: a density that falls while messages keep enough of what they compress',
+            'Tyagi and Swany, arXiv 2305.12201',
+            gravac,
+            ('configs/dgc/wm0.py', 'configs/dgc/gravac.py'),
         ),
         Algorithm(
             'chunk',
