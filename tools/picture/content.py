@@ -54,7 +54,7 @@ LAYERS = (
             'hooks',
             'parameter_server/',
             'elastic/',
-        ),  # fmt: skip
+        ),
     ),
     Layer('published systems', ('algorithms/',)),
     Layer('running', ('horovod_settings', 'handover', 'ownership', 'sources', 'wrapper')),
