@@ -17,7 +17,6 @@ from torch import Tensor
 from dgc.buckets import Bucket
 from dgc.composition import Composition
 from dgc.compressors import Compressor, Dense
-from dgc.control import Control
 from dgc.corrected import NotFiniteError
 from dgc.engines.base import Engine, EngineError, Traffic, no_user
 from dgc.exchanges import AllReduce, Context, Exchange, Scale
@@ -286,6 +285,8 @@ class Reducer:
                 self._published(bucket, future)
                 for bucket, future in zip(self.buckets, self._pending, strict=True)
             ]
+            if is_final and not any(outcome.non_finite for outcome in outcomes):
+                self._control()
             self.engine.confirm()
         except Exception:  # the engine failed, perhaps since another rank is gone
             self.abandon()
@@ -311,14 +312,15 @@ class Reducer:
             self._leave_unused()
             for bucket in self.buckets:
                 self.composition.memory.commit(bucket)
-            if self.composition.control is not None and is_final:
-                self._control(self.composition.control)
         self._kept.clear()
         return usable
 
-    def _control(self, control: Control) -> None:
+    def _control(self) -> None:
         """Let the control choose densities; its bytes count. A collective, where it decides."""
-        before, progress = replace(self.engine.traffic), self.progress
+        control, progress = self.composition.control, self.progress
+        if control is None:
+            return
+        before = replace(self.engine.traffic)
         control.decide(self.buckets, self.engine, self.composition.volume)
         progress.sent += self.engine.traffic.sent - before.sent
         progress.received += self.engine.traffic.received - before.received

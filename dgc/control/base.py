@@ -21,8 +21,8 @@ class Control(ABC):
     time, from sums over all ranks.
 
         observe   in each step, of each bucket that is compressed: notes what this rank measures
-        decide    after each step that was not skipped: where notes are complete, adds them up over
-                  the ranks, and chooses the factors of the steps to come
+        decide    in each step that is not skipped, after all buckets: where notes are complete,
+                  adds them up over the ranks, and chooses the factors of the steps to come
 
     Notes and factors are plain values in the state of the bucket: they are saved, restored where a
     step is skipped, and alike on all ranks but for the notes of the present window.

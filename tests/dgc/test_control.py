@@ -15,7 +15,7 @@ import torch
 from dgc_helpers import loss, parameters, train, watch, wrap
 
 import dgc
-from dgc.compressors import BlockTopK, TopK
+from dgc.compressors import BlockTopK, SampledTopK, TopK
 from dgc.control import GraVAC, LGreCo
 from dgc.control.l_greco import allocate
 from dgc.exchanges import SparDL
@@ -129,14 +129,22 @@ def test_l_greco_finds_the_densities_of_the_fewest_bytes(size):
         assert choices[tuple(found[name] for name in names)] == min(choices.values())
 
 
-@every_size
-def test_gravac_follows_the_gain(size):
-    """From the elements that each rank compressed and sent, window by window."""
+@pytest.mark.parametrize(
+    ('size', 'parts'),
+    [
+        *((size, {}) for size in range(1, 6)),
+        (2, {'compressor': SampledTopK(), 'nonfinite': 'skip'}),
+        (2, {'compressor': SampledTopK(), 'memory': None}),
+    ],
+)
+def test_gravac_follows_the_gain(size, parts):
+    """From the elements that each rank compressed and sent, window by window; also where a kernel
+    adds the gradient and selects in one pass, beside the present memory or in it."""
     control = GraVAC(largest=16, gain=0.4, step=2, window=2)
 
     def worker(engine):
         named = parameters()
-        composition = make(control=control)
+        composition = make(control=control, **parts)
         notes = watch(composition)
         optimizer = wrap(named, composition, engine)
         history = []

@@ -73,7 +73,7 @@ SETTINGS: dict[str, dict[str, object]] = {
     'oktopk': {'threshold_period': 8, 'region_period': 16},
     'threshold-v': {'threshold': 4.0},
     'l-greco': {'control': LGreCo(every=3)},
-    'gravac': {'control': GraVAC(largest=8, window=2)},
+    'gravac': {'control': GraVAC(largest=3, window=2)},
 }
 
 
