@@ -31,6 +31,7 @@ from dgc.rules import LayerRules
 from dgc.schedule import DensitySchedule
 from dgc.sparse import Sparse
 from dgc.streaming import StreamingSteps
+from dgc.zero_one import SyncSchedule, ZeroOneSteps
 
 __version__ = '0.1.0'
 
@@ -48,6 +49,8 @@ __all__ = [
     'NonFiniteGradientError',
     'Sparse',
     'StreamingSteps',
+    'SyncSchedule',
+    'ZeroOneSteps',
     'average_tensors',
     'broadcast_tensors',
     'create',

@@ -204,9 +204,12 @@ class Reducer:
 
     def set_densities(self, step: int, steps_per_epoch: int) -> None:
         """Set every bucket's density for optimizer step ``step``, counted from 0."""
+        control = self.composition.control
         for bucket in self.buckets:
             schedule = bucket.spec.schedule
             bucket.density = None if schedule is None else schedule.at(step, steps_per_epoch)
+            if control is not None and schedule is not None:
+                bucket.density = control.density(bucket, bucket.density)
 
     def ready(self, index: int) -> None:
         """Note that the gradients of bucket ``index`` are complete; submit what can be sent."""
@@ -282,6 +285,8 @@ class Reducer:
                 self._published(bucket, future)
                 for bucket, future in zip(self.buckets, self._pending, strict=True)
             ]
+            if is_final and not any(outcome.non_finite for outcome in outcomes):
+                self._control()
             self.engine.confirm()
         except Exception:  # the engine failed, perhaps since another rank is gone
             self.abandon()
@@ -309,6 +314,16 @@ class Reducer:
                 self.composition.memory.commit(bucket)
         self._kept.clear()
         return usable
+
+    def _control(self) -> None:
+        """Let the control choose densities; its bytes count. A collective, where it decides."""
+        control, progress = self.composition.control, self.progress
+        if control is None:
+            return
+        before = replace(self.engine.traffic)
+        control.decide(self.buckets, self.engine, self.composition.volume)
+        progress.sent += self.engine.traffic.sent - before.sent
+        progress.received += self.engine.traffic.received - before.received
 
     def start(self) -> None:
         """Submit all buckets, and return while they are sent; ``synchronize`` waits for them.
@@ -494,6 +509,9 @@ class Reducer:
         _, exchange, k = self._route(bucket)
         if self.watch is not None:
             self.watch(bucket, selected)
+        control, memory = composition.control, composition.memory
+        if control is not None and bucket.density is not None and message.is_finite:
+            control.observe(bucket, bucket.buffers[memory.unsent], selected)
 
         # Exchange.
         flag = self._flag(index)

@@ -224,13 +224,16 @@ class Movement(Source):
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Write the movement to ``.grad``, and restore θ_s."""
+        """Write the contributions to ``.grad``, and restore θ_s."""
         for bucket in self._reducer.buckets:
             for member in bucket.members:
-                agreed = self.agreed[member.name]
-                member.parameter.grad = agreed - member.parameter
+                member.parameter.grad = self.contribution(member)
                 bucket.collect(member)
-                member.parameter.copy_(agreed)
+                member.parameter.copy_(self.agreed[member.name])
+
+    def contribution(self, member: Member) -> Tensor:
+        """Return what a parameter contributes, in its shape: a new tensor."""
+        return self.agreed[member.name] - member.parameter
 
 
 def check_trained(
