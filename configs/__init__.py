@@ -99,6 +99,9 @@ configs.log.axis = described(
 configs.log.histogram_steps = described(
     None, 'Optimizer steps between two histograms of magnitudes in TensorBoard. None: none.'
 )
+configs.log.selection_steps = described(
+    None, 'Optimizer steps between two comparisons of top-k with random-k, by layer. None: none.'
+)
 
 # The server of asynchronous training: configs/dgs/, docs/parameter_server.md.
 configs.server = described(Config(ServerSettings), 'The server of asynchronous training.')

@@ -29,6 +29,7 @@ from dgc.optim import DGCSGD
 from dgc.optimizer import DistributedOptimizer
 from dgc.rules import LayerRules
 from dgc.schedule import DensitySchedule
+from dgc.selection import SelectionErrors
 from dgc.sparse import Sparse
 from dgc.streaming import StreamingSteps
 
@@ -46,6 +47,7 @@ __all__ = [
     'LayerRules',
     'LocalSteps',
     'NonFiniteGradientError',
+    'SelectionErrors',
     'Sparse',
     'StreamingSteps',
     'average_tensors',

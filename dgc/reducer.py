@@ -169,8 +169,8 @@ class Reducer:
             ranks.
         unused: The names of the parameters that no rank used in the last step.
         scaling: The scale that the results are multiplied by; None for none.
-        watch: Is called on the engine's thread with each bucket and this rank's message; None for
-            none.
+        watchers: Are called on the engine's thread with each bucket and this rank's message, before
+            the exchange; by name.
         skips: Exchanges that were skipped since the last one that was not; the same on all ranks.
         counts_steps: Whether an exchange counts as an optimizer step in ``progress``; else its
             owner counts them (``count_local_step``).
@@ -192,7 +192,7 @@ class Reducer:
         self.find_unused = False
         self.unused: set[str] = set()
         self.scaling: Scaling | None = None
-        self.watch: Callable[[Bucket, Sparse], None] | None = None
+        self.watchers: dict[str, Callable[[Bucket, Sparse], None]] = {}
         self.skips = 0
         self.counts_steps = True
         self._clipped = False  # the gradients of this step, where that needs all buckets
@@ -492,8 +492,8 @@ class Reducer:
         bucket, selected = self.buckets[index], message.selected
         composition, spec = self.composition, bucket.spec
         _, exchange, k = self._route(bucket)
-        if self.watch is not None:
-            self.watch(bucket, selected)
+        for watch in self.watchers.values():
+            watch(bucket, selected)
 
         # Exchange.
         flag = self._flag(index)

@@ -130,7 +130,7 @@ class StreamingSteps(LocalSteps):
             self._apply(fragment)
         check_trained(self.inner, self._wrapped, self._names)
         self._set_densities(fragment.reducer)
-        fragment.reducer.watch = self.reducer.watch
+        fragment.reducer.watchers = self.reducer.watchers
         fragment.send(self.source.agreed, self.steps + self.delay)
         if self.delay == 0:
             self._apply(fragment)

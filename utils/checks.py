@@ -138,8 +138,9 @@ def check_log(settings: Config) -> None:
     """Raise ConfigError for an axis that there is not, or a period that cannot be meant."""
     if settings.axis not in AXES:
         raise ConfigError(f'configs.log.axis = {settings.axis!r}: it is one of {", ".join(AXES)}')
-    if settings.histogram_steps is not None:
-        check_number('configs.log.histogram_steps', settings.histogram_steps, 1, int)
+    for name in ('histogram_steps', 'selection_steps'):
+        if settings[name] is not None:
+            check_number(f'configs.log.{name}', settings[name], 1, int)
 
 
 def check_checkpoint(settings: Config) -> None:
@@ -250,7 +251,7 @@ def check_asynchronous(configs: Config) -> None:
     build_composition(configs, Asynchronous)
     together = 'whose workers make no steps together'
     for names, reason in (
-        (('log.histogram_steps',), 'whose workers write no files'),
+        (('log.histogram_steps', 'log.selection_steps'), 'whose workers write no files'),
         (SAVED_WITHIN_EPOCHS, 'which saves one every configs.server.checkpoint_seconds'),
         (ROLLBACK, together),
         (AGREEMENT, together),

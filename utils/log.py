@@ -7,7 +7,7 @@ import logging
 import platform
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dgc.engines import detect
 from dgc.handshake import gather_text
+from dgc.selection import LayerError
 from utils.agree import agreed
 from utils.build import Parts
 from utils.checkpoint import Position
@@ -28,6 +29,7 @@ from utils.folder import check_writable, prepare_folder, writing
 from utils.lines import metrics_lines
 from utils.meters import QUALITY
 from utils.naming import UNNAMED
+from utils.selection import LayerFile
 
 EMPTY: Mapping[str, list[float]] = {}
 NO_SETTINGS: Mapping[str, Any] = {}
@@ -43,6 +45,9 @@ class Log(Protocol):
 
     def histogram(self, name: str, values: Tensor, step: int) -> None:
         """Record a histogram of values of step ``step``."""
+
+    def layers(self, errors: Sequence[LayerError], step: int) -> None:
+        """Record what selections lost of each layer in step ``step``."""
 
     def epoch(
         self, epoch: int, numbers: Mapping[str, float], ranks: Mapping[str, list[float]] = EMPTY
@@ -117,6 +122,7 @@ class RunLog:
             return
         epochs = None if resumed_at is None else resumed_at.epochs
         self._metrics = Metrics(folder / 'metrics.jsonl', epochs)
+        self._layers = LayerFile(folder)
         purge, suffix = None, ''
         if resumed_at is not None:
             steps = resumed_at.epochs * len(parts.loaders['train']) + resumed_at.step
@@ -136,6 +142,16 @@ class RunLog:
         """Add a histogram, in the same way."""
         if self._writes:
             self._curves.histogram(name, values, (step + 1) * self._per_step)
+
+    def layers(self, errors: Sequence[LayerError], step: int) -> None:
+        """Add a line to layers.jsonl, and a point to the curves of each layer."""
+        if not self._writes:
+            return
+        self._layers.append(errors, step)
+        for each in errors:
+            self.step(f'top-k against random-k/{each.layer}', each.topk, step)
+            if each.selected is not None:
+                self.step(f'compressor against random-k/{each.layer}', each.selected, step)
 
     def epoch(
         self, epoch: int, numbers: Mapping[str, float], ranks: Mapping[str, list[float]] = EMPTY

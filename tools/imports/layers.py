@@ -29,6 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ('dgc.wiring',),
     (
         'dgc.sources',
+        'dgc.selection',
         'dgc.wrapper',
         'dgc.ownership',
         'dgc.horovod_settings',

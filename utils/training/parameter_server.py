@@ -6,7 +6,7 @@ import itertools
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -33,6 +33,7 @@ from dgc.parameter_server.settings import (
     read_key_file,
 )
 from dgc.parameter_server.sockets import SocketLink, derive_key
+from dgc.selection import LayerError
 from utils.agree import agreed
 from utils.build import (
     Evaluated,
@@ -304,6 +305,9 @@ class WorkerLog:
 
     def histogram(self, name: str, values: Tensor, step: int) -> None:
         """Drop it: workers write no files."""
+
+    def layers(self, errors: Sequence[LayerError], step: int) -> None:
+        """Drop it, as a histogram."""
 
     def epoch(
         self, epoch: int, numbers: Mapping[str, float], ranks: Mapping[str, list[float]] = EMPTY
