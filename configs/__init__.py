@@ -102,6 +102,9 @@ configs.log.histogram_steps = described(
 configs.log.selection_steps = described(
     None, 'Optimizer steps between two comparisons of top-k with random-k, by layer. None: none.'
 )
+configs.log.trace_steps = described(
+    None, "First and last of the steps whose phases are traced, such as '(100, 109)'. None: none."
+)
 
 # The server of asynchronous training: configs/dgs/, docs/parameter_server.md.
 configs.server = described(Config(ServerSettings), 'The server of asynchronous training.')

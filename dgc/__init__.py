@@ -32,6 +32,7 @@ from dgc.schedule import DensitySchedule
 from dgc.selection import SelectionErrors
 from dgc.sparse import Sparse
 from dgc.streaming import StreamingSteps
+from dgc.trace import Trace
 
 __version__ = '0.1.0'
 
@@ -50,6 +51,7 @@ __all__ = [
     'SelectionErrors',
     'Sparse',
     'StreamingSteps',
+    'Trace',
     'average_tensors',
     'broadcast_tensors',
     'create',

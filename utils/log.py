@@ -26,10 +26,10 @@ from utils.curves import Curves
 from utils.facts import predicted_bytes, synchronous_facts, write_facts
 from utils.files import replacing, saving
 from utils.folder import check_writable, prepare_folder, writing
+from utils.layers import LayerFile
 from utils.lines import metrics_lines
 from utils.meters import QUALITY
 from utils.naming import UNNAMED
-from utils.selection import LayerFile
 
 EMPTY: Mapping[str, list[float]] = {}
 NO_SETTINGS: Mapping[str, Any] = {}
@@ -48,6 +48,9 @@ class Log(Protocol):
 
     def layers(self, errors: Sequence[LayerError], step: int) -> None:
         """Record what selections lost of each layer in step ``step``."""
+
+    def trace(self, content: str, table: str) -> None:
+        """Record a Chrome trace, as JSON, and its table."""
 
     def epoch(
         self, epoch: int, numbers: Mapping[str, float], ranks: Mapping[str, list[float]] = EMPTY
@@ -113,7 +116,7 @@ class RunLog:
         axis: str = 'samples',
         settings: Mapping[str, Any] = NO_SETTINGS,
     ) -> None:
-        self._held = held
+        self._held, self._folder = held, folder
         self._writes = parts.engine.rank == 0
         self._steps_per_epoch = len(parts.loaders['train'])
         self._samples_per_step = parts.samples_per_step
@@ -147,11 +150,19 @@ class RunLog:
         """Add a line to layers.jsonl, and a point to the curves of each layer."""
         if not self._writes:
             return
-        self._layers.append(errors, step)
+        self._layers.append({each.layer: numbers_of(each) for each in errors}, step)
         for each in errors:
-            self.step(f'top-k against random-k/{each.layer}', each.topk, step)
+            self.step(f'topk_over_randomk/{each.layer}', each.topk, step)
             if each.selected is not None:
-                self.step(f'compressor against random-k/{each.layer}', each.selected, step)
+                self.step(f'compressor_over_randomk/{each.layer}', each.selected, step)
+
+    def trace(self, content: str, table: str) -> None:
+        """Write trace.json and trace.txt."""
+        if self._writes:
+            for name, text in (('trace.json', content), ('trace.txt', f'{table}\n')):
+                with replacing(self._folder / name) as file:
+                    file.write(text.encode())
+            print(f'{self._folder / "trace.txt"}; trace.json is for ui.perfetto.dev', flush=True)
 
     def epoch(
         self, epoch: int, numbers: Mapping[str, float], ranks: Mapping[str, list[float]] = EMPTY
@@ -183,6 +194,17 @@ class RunLog:
         """Let another run write the folder; also after an error, when nothing can be written."""
         if self._held is not None:
             self._held.close()
+
+
+def numbers_of(error: LayerError) -> dict[str, Any]:
+    """What layers.jsonl has of a layer."""
+    return {
+        'elements': error.numel,
+        'k': error.k,
+        'random': error.random,
+        'topk': error.topk,
+        'selected': error.selected,
+    }
 
 
 def start_log(folder: Path, parts: Parts, configs: Config, resumed_at: Position | None) -> RunLog:

@@ -24,6 +24,7 @@ from utils.magnitudes import Magnitudes
 from utils.meters import Ranking
 from utils.selection import SelectionLog
 from utils.terminal import duration, shown
+from utils.tracing import StepTrace
 
 STEPS_BETWEEN_LOSSES = 50
 
@@ -214,6 +215,8 @@ class EpochMeters:
         self._first = epoch * len(parts.loaders['train'])
         self._magnitudes = Magnitudes(parts, log, settings.histogram_steps, self._first)
         self._selection = SelectionLog(parts, log, settings.selection_steps, self._first)
+        self._trace = StepTrace(parts, log, settings.trace_steps)
+        self._trace.before_step(self._first)
         self.phases = PhaseTimer(parts.optimizer.progress)
         self.losses = LossCurve(parts, log, epoch * len(parts.loaders['train']))
 
@@ -227,9 +230,11 @@ class EpochMeters:
         self._selection.after_exchange(self._first + self.step)
         self.losses.add(loss)
         self.step += 1
+        self._trace.before_step(self._first + self.step)
 
     def measured(self) -> dict[str, float]:
         """The measurements of the epoch, by name in metrics.jsonl. A collective."""
+        self._trace.finish()
         mean, phases = self.losses.mean(), self.phases.measured()
         return {
             **phases,
@@ -260,6 +265,7 @@ class EpochMeters:
         """Leave out steps that another number of ranks made, whose losses are not known here."""
         self.step = self._skipped = steps
         self.losses.skip(steps)
+        self._trace.before_step(self._first + steps)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from ``state_dict()`` of the same epoch."""
@@ -267,6 +273,7 @@ class EpochMeters:
         self.phases.load_state_dict(state['phases'])
         self.losses.load_state_dict(state['losses'])
         self._selection.load_state_dict(state.get('selection', {}))
+        self._trace.before_step(self._first + self.step)
 
 
 class EpochHooks:

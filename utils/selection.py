@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dgc import SelectionErrors
 from dgc.parameter_server import WorkerOptimizer
 from dgc.selection import LayerError, unmeasurable
 from utils.build import Parts
 from utils.config import Config, ConfigError
-from utils.files import replacing, saving
-from utils.layers import LAYERS, layer_lines
 
 if TYPE_CHECKING:
     from utils.log import Log
@@ -91,44 +87,3 @@ def check_selection(configs: Config, parts: Parts) -> None:
             f'configs.log.selection_steps = {configs.log.selection_steps} has no effect, since '
             f'{reason}: leave it out'
         )
-
-
-class LayerFile:
-    """layers.jsonl: a line of each step in which selections were measured.
-
-    Lines of later steps, from before a run went back to a checkpoint, are removed.
-
-    Args:
-        folder: The run folder.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / LAYERS
-        self._last: int | None = None  # step; None before the first line of this process
-
-    def append(self, found: Sequence[LayerError], step: int) -> None:
-        """Write the line of step ``step``, counted from 0."""
-        if self._last is None or step <= self._last:
-            self._remove_from(step)
-        layers = {each.layer: line_of(each) for each in found}
-        with saving(self._path), self._path.open('a') as file:
-            file.write(json.dumps({'step': step, 'layers': layers}) + '\n')
-        self._last = step
-
-    def _remove_from(self, step: int) -> None:
-        """Remove the lines of steps from ``step`` on."""
-        if self._path.is_file():
-            kept = [line for line in layer_lines(self._path) if line['step'] < step]
-            with replacing(self._path) as file:
-                file.write(''.join(f'{json.dumps(line)}\n' for line in kept).encode())
-
-
-def line_of(error: LayerError) -> dict[str, Any]:
-    """What layers.jsonl has of a layer."""
-    return {
-        'elements': error.numel,
-        'k': error.k,
-        'random': error.random,
-        'topk': error.topk,
-        'selected': error.selected,
-    }

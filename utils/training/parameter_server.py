@@ -309,6 +309,9 @@ class WorkerLog:
     def layers(self, errors: Sequence[LayerError], step: int) -> None:
         """Drop it, as a histogram."""
 
+    def trace(self, content: str, table: str) -> None:
+        """Drop it, as a histogram."""
+
     def epoch(
         self, epoch: int, numbers: Mapping[str, float], ranks: Mapping[str, list[float]] = EMPTY
     ) -> None:

@@ -24,6 +24,7 @@ from utils.progress import closing_table, digits, say
 from utils.ranks import of_each_rank, residual_norm
 from utils.search import Saved, Search
 from utils.selection import check_selection
+from utils.tracing import check_trace
 from utils.training.comparing import Agreeing
 from utils.training.experiment import Experiment, with_remedy
 from utils.training.rollback import Rollbacks, RolledBack, SkippedSteps, check_skips
@@ -117,6 +118,7 @@ class Session:
         with agreed(engine, device):
             check_skips(configs, parts.optimizer.composition)
             check_selection(configs, parts)
+            check_trace(configs, parts)
             first = Position(0)
             if saved is not None:
                 first = load(parts, saved, self._experiment.arguments.evaluate)
