@@ -73,6 +73,11 @@ configs.checkpoint.every_steps = described(
 configs.checkpoint.every_minutes = described(
     None, 'Minutes between checkpoints within an epoch. None: none are saved by time.'
 )
+configs.checkpoint.keep_epochs = described(
+    3,
+    'Epochs whose checkpoints are kept, the last ones, besides the best one. None: all.',
+    optional=True,
+)
 
 configs.checkpoint.most_growth = described(
     10.0, "By what factor the weights' norm may grow between checkpoints, for one to be resumed."

@@ -163,6 +163,8 @@ def check_checkpoint(settings: Config) -> None:
         check_number('configs.checkpoint.every_steps', settings.every_steps, 1, int)
     if settings.every_minutes is not None:
         check_number('configs.checkpoint.every_minutes', settings.every_minutes, MIN_MINUTES, float)
+    if settings.keep_epochs is not None:
+        check_number('configs.checkpoint.keep_epochs', settings.keep_epochs, 1, int)
     if settings.most_growth is not None:
         check_number('configs.checkpoint.most_growth', settings.most_growth, 1, float)
 
