@@ -55,10 +55,9 @@ class LayerError(NamedTuple):
 class SelectionErrors:
     """Measures the errors of selections on this rank, layer by layer, in the steps that are chosen.
 
-    It is the assumption of the proofs that a selection is a contraction, ``‖x - C(x)‖² ≤
-    (1 - k/d)·‖x‖²``, and that of layer-wise sparsification
-    (Shi et al., arXiv 1911.08727).
-    A layer of which all elements are sent, or that is zero or not finite, is left out.
+    Proofs of convergence assume that a selection is a contraction, ``‖x - C(x)‖² ≤
+    (1 - k/d)·‖x‖²``; layer by layer, those of layer-wise sparsification (Shi et al., arXiv
+    1911.08727). A layer of which all elements are sent, or that is zero or not finite, is left out.
 
         errors = dgc.SelectionErrors(optimizer)
         for step, batch in enumerate(loader):
@@ -69,7 +68,8 @@ class SelectionErrors:
                 print(each.layer, each.topk, each.selected)
 
     Args:
-        optimizer: A DistributedOptimizer, LocalSteps, or the state of a DDP hook.
+        optimizer: A DistributedOptimizer, LocalSteps, StreamingSteps, or the state of a DDP hook
+            after its first backward pass.
 
     Attributes:
         measures: Whether the next exchanges are measured. Nothing is computed otherwise.

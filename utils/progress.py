@@ -265,6 +265,7 @@ class EpochMeters:
         """Leave out steps that another number of ranks made, whose losses are not known here."""
         self.step = self._skipped = steps
         self.losses.skip(steps)
+        self._selection.before_step(self._first + steps)
         self._trace.before_step(self._first + steps)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -273,6 +274,7 @@ class EpochMeters:
         self.phases.load_state_dict(state['phases'])
         self.losses.load_state_dict(state['losses'])
         self._selection.load_state_dict(state.get('selection', {}))
+        self._selection.before_step(self._first + self.step)
         self._trace.before_step(self._first + self.step)
 
 

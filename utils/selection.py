@@ -34,8 +34,13 @@ class SelectionLog:
         if period is not None and parts.engine.rank == 0:
             assert not isinstance(parts.optimizer, WorkerOptimizer)  # see check_asynchronous
             self._errors = SelectionErrors(parts.optimizer)
-            # Buckets are processed from the backward pass on, so that this is known before it.
-            self._errors.measures = first % period == 0
+        self.before_step(first)
+
+    def before_step(self, step: int) -> None:
+        """Measure the next step, ``step``, if it is due: buckets are processed from its backward pass
+        on."""
+        if self._errors is not None and self._period is not None:
+            self._errors.measures = step % self._period == 0
 
     def after_exchange(self, step: int) -> None:
         """Log what was measured in optimizer step ``step``, counted from 0."""
@@ -48,8 +53,8 @@ class SelectionLog:
                 count_and_sum = self._sums.setdefault(name, [0, 0.0])
                 count_and_sum[0] += 1
                 count_and_sum[1] += value
-        waits = self._errors.measures and not found
-        self._errors.measures = waits or (step + 1) % self._period == 0
+        if found or not self._errors.measures:  # else local steps, without an exchange yet
+            self.before_step(step + 1)
 
     def measured(self) -> dict[str, float]:
         """The means of the epoch, by name in metrics.jsonl."""

@@ -77,10 +77,11 @@ def test_errors_of_selections_are_curves_lines_and_means(measured):
 
 
 def test_lines_of_steps_that_are_made_again_are_replaced(measured, tmp_path):
-    """By a run that is continued from an earlier epoch."""
+    """By a run that is continued within an epoch, right before a step that is measured."""
     words = [*MEASURED, '--configs.checkpoint.every_steps', '2']
     start(tmp_path, *words, '--configs.train.num_steps', '10')
-    (tmp_path / 'x/checkpoints').joinpath('e0003.r0of2.pth').unlink()
+    for position in ('e0003', 'e0003.s000001', 'e0002'):  # so that it goes on before step 8
+        (tmp_path / f'x/checkpoints/{position}.r0of2.pth').unlink()
     start(tmp_path, *words, '--resume')
     found = []
     for run in (Run(tmp_path / 'x', measured.done), measured):

@@ -54,15 +54,8 @@ def row(run: Run, short: str) -> dict[str, Any]:
     shorten(run)
     fields = asdict(run)
     keeps = (
-        'name',
-        'folder',
-        'settings',
-        'environment',
-        'updates',
-        'ranks',
-        'columns',
-        'selection',
-        'notes',
+        *('name', 'folder', 'settings', 'environment', 'updates', 'ranks', 'columns'),
+        *('selection', 'notes'),
     )
     facts = {'samples': numbers_of(run.facts.get('samples'))}
     kept = {name: fields[name] for name in keeps}

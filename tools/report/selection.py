@@ -34,16 +34,13 @@ def read_selection(path: Path, report: Callable[[str], None]) -> dict[str, Any]:
         if is_whole(numbers)
     }
     largest = sorted(sizes, key=lambda name: -sizes[name])[:MOST_LAYERS]
-    return {
-        'steps': steps,
-        'layers': {
-            name: [
-                found[step][name]['topk'] if is_whole(found[step].get(name)) else None
-                for step in steps
-            ]
-            for name in largest
-        },
-    }
+    curves = {name: [error_in(found[step].get(name)) for step in steps] for name in largest}
+    return {'steps': steps, 'layers': curves}
+
+
+def error_in(numbers: Any) -> float | None:
+    """The error of top-k among a layer's numbers; None where they are not whole."""
+    return float(numbers['topk']) if is_whole(numbers) else None
 
 
 def is_whole(numbers: object) -> bool:
