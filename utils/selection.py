@@ -37,8 +37,8 @@ class SelectionLog:
         self.before_step(first)
 
     def before_step(self, step: int) -> None:
-        """Measure the next step, ``step``, if it is due: buckets are processed from its backward pass
-        on."""
+        """Measure the next step, ``step``, if it is due. Called before its backward pass, since
+        buckets are processed from there on."""
         if self._errors is not None and self._period is not None:
             self._errors.measures = step % self._period == 0
 
