@@ -260,7 +260,7 @@ class LocalSteps(Wrapper):
         try:
             usable = self.reducer.synchronize()
             if usable:
-                with self._outer_guard.opened():
+                with self._outer_guard.opened(), self.reducer.applying():
                     self.outer.step()
             else:
                 self._reset_inner()
