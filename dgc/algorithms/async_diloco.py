@@ -1,5 +1,5 @@
-"""Asynchronous DiLoCo: fragments, a quorum, a grace time (arXiv 2604.21428), and less weight for what
-is late (Liu et al., arXiv 2401.09135).
+"""Asynchronous DiLoCo: fragments, a quorum, a grace time (arXiv 2604.21428), and less weight for
+what is late (Liu et al., arXiv 2401.09135).
 
 Learner, of each fragment, from the parameters θ_w that the server sent last:
 

@@ -141,7 +141,8 @@ class AsynchronousOuterSteps(Averaging, Pushing):
         """Refuse synchronous training."""
         raise ValueError(
             'configs.train.averaging = AsynchronousOuterSteps needs a parameter server, and '
-            'configs.train.distribution is Synchronous: use configs/diloco/asynchronous.py, or OuterSteps'
+            'configs.train.distribution is Synchronous: use configs/diloco/asynchronous.py, or set '
+            'configs.train.averaging to OuterSteps'
         )
 
     def wrap(self, optimizer: Optimizer, surroundings: Surroundings) -> NoReturn:
