@@ -94,6 +94,7 @@ class ServerProcess:
             'engine': 'parameter server',
             'samples': lengths(datasets),
             'updates_per_epoch': plain(updates_per_epoch),
+            'steps_per_update': pushing.steps_per_push,
             'samples_per_update': (loader.batch_size or 1) * pushing.steps_per_push,
         }
         self._disk = Disk()
