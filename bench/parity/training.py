@@ -110,7 +110,8 @@ def planned(
         overrides: Settings of the command line, by name; those of the composition are left out of
             rows that do not compress.
     """
-    given = {**workload.settings, **(workload.compressed if row.compresses else {}), **row.settings}
+    given = {**workload.settings, **(workload.compressed if row.compresses else {})}
+    given |= {**row.settings, **workload.rows.get(row.name, {})}
     texts = {f'configs.{key}': str(value) for key, value in given.items()}
     places = [key for key, text in texts.items() if '{data}' in text]
     texts = {key: text.replace('{data}', str(data)) for key, text in texts.items()}
@@ -118,7 +119,8 @@ def planned(
     texts |= {k: v for k, v in overrides.items() if row.compresses or not k.startswith(composition)}
     others = {k: value for k, value in texts.items() if k in places or k.startswith(UNNAMED)}
     settings = {key: value for key, value in texts.items() if key not in others}
-    configs = tuple(dict.fromkeys((*workload.configs, *row.configs, *workload.after, *row.after)))
+    last = row.after if row.compresses else (*row.after, *workload.dense)
+    configs = tuple(dict.fromkeys((*workload.configs, *row.configs, *workload.after, *last)))
     return Run(
         *(name, row.name, FIRST_SEED + seed, workers, configs, settings, others),
         *(engine, row.has_server),
