@@ -1,4 +1,4 @@
-"""Asynchronous and synchronous DiLoCo with a slow learner: `python -m bench.slow_learner --help`."""
+"""Asynchronous and synchronous DiLoCo with a slow learner: `python -m bench.slow_learner -h`."""
 
 from __future__ import annotations
 

@@ -117,8 +117,11 @@ class AsynchronousSteps(WorkerOptimizer):
 
     @property
     def steps(self) -> int:
-        """Steps of one worker that the server's progress amounts to: see WorkerOptimizer."""
-        return self.version * self.rounds.period // self.budget.worker_slots
+        """Steps of one worker that the server's progress amounts to (see WorkerOptimizer), and its
+        own ones since its last push; at most those of all pushes."""
+        period, slots = self.rounds.period, self.budget.worker_slots
+        own = self._local_steps % period
+        return min(self.version * period // slots + own, self.budget.updates * period // slots)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
