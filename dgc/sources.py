@@ -21,6 +21,8 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from dgc.buckets import Bucket, Member
+from dgc.checks import check_part
+from dgc.optim import DGCSGD, OneBitAdam
 from dgc.reducer import Reducer
 from dgc.scaling import Scaling
 from dgc.spans import Phase
@@ -242,6 +244,17 @@ class Movement(Source):
     def contribution(self, member: Member) -> Tensor:
         """Return what a parameter contributes, in its shape: a new tensor."""
         return self.agreed[member.name] - member.parameter
+
+
+def check_inner(inner: Optimizer) -> None:
+    """Raise TypeError or ValueError for an optimizer that cannot take local steps."""
+    check_part('inner', inner, Optimizer, 'torch.optim.AdamW(model.parameters())')
+    has_momentum = any(group.get('momentum', 0) for group in inner.param_groups)
+    if isinstance(inner, OneBitAdam) or (isinstance(inner, DGCSGD) and has_momentum):
+        raise ValueError(
+            f'{type(inner).__name__} leaves its momentum to a memory, and the inner steps have '
+            'none: use torch.optim.SGD, Adam or AdamW'
+        )
 
 
 def check_trained(

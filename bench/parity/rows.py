@@ -80,9 +80,7 @@ def rows(names: Iterable[str]) -> Iterator[Row]:
 
 def algorithm(name: str) -> Row:
     """Return the row of an algorithm of the table. Raises ValueError where it has none."""
-    from dgc.algorithms import Kind
-
     check_name('--rows', 'row', name, [*GROUPS, *table(), *ADAPTIVE])
     found = table()[name]
-    has_server = found.kind is Kind.ASYNCHRONOUS
+    has_server = found.kind.has_server
     return Row(name, found.configs, compresses=found.has_density, has_server=has_server)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dgc.algorithms.async_diloco import async_diloco
 from dgc.algorithms.chunk import chunk
 from dgc.algorithms.deep_gradient_compression import deep_gradient_compression
 from dgc.algorithms.demo import demo
@@ -322,6 +323,16 @@ ALGORITHMS: dict[str, Algorithm] = {
             ('configs/streaming/diloco.py',),
             frozenset({Law.EQUALS_DENSE}),
             Kind.LOCAL_STEPS,
+            has_density=False,
+        ),
+        Algorithm(
+            'async-diloco',
+            'DiLoCo with a server: outer steps on the movement of a quorum, and nobody waits',
+            'arXiv 2604.21428; Liu et al., arXiv 2401.09135',
+            async_diloco,
+            ('configs/diloco/asynchronous.py',),
+            frozenset({Law.CONSERVES, Law.EQUALS_DENSE, Law.FLUSHES}),
+            Kind.ASYNCHRONOUS_LOCAL_STEPS,
             has_density=False,
         ),
         Algorithm(
