@@ -230,10 +230,12 @@ class LocalSteps(Wrapper):
             for state, member in zip(states, members, strict=True)
         ]
         flat = torch.cat([tensor.detach().float().reshape(-1) for tensor in tensors])
-        before, progress = replace(self.engine.traffic), self.progress
+        before, after, progress = replace(self.engine.traffic), self.engine.traffic, self.progress
         mean = self.engine.all_reduce(flat).div_(self.engine.size)
-        progress.sent += self.engine.traffic.sent - before.sent
-        progress.received += self.engine.traffic.received - before.received
+        progress.sent += after.sent - before.sent
+        progress.received += after.received - before.received
+        progress.rounds += after.rounds - before.rounds
+        progress.path += after.path - before.path
         parts = mean.split([tensor.numel() for tensor in tensors])
         for tensor, part in zip(tensors, parts, strict=True):
             tensor.copy_(part.view(tensor.shape))
