@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.parity.rows import Row
-from bench.parity.workloads import Workload
+from bench.parity.workloads import INDICES, Workload
 from tools.harness.launch import ROOT, end, environment
 from utils.lines import metrics_lines
 from utils.naming import UNNAMED
@@ -110,7 +110,17 @@ def planned(
         overrides: Settings of the command line, by name; those of the composition are left out of
             rows that do not compress.
     """
-    given = {**workload.settings, **(workload.compressed if row.compresses else {}), **row.settings}
+    optimizer = () if row.has_own_rule else workload.optimizer
+    given = {
+        **workload.settings,
+        **(workload.compressed if row.compresses else {}),
+        **(workload.local if row.is_local else {}),
+        **(workload.own_rule if row.has_own_rule else {}),
+        **workload.of_row.get(row.name, {}),
+        **row.settings,
+    }
+    if not row.has_indices:
+        given.pop(INDICES, None)
     texts = {f'configs.{key}': str(value) for key, value in given.items()}
     places = [key for key, text in texts.items() if '{data}' in text]
     texts = {key: text.replace('{data}', str(data)) for key, text in texts.items()}
@@ -118,7 +128,8 @@ def planned(
     texts |= {k: v for k, v in overrides.items() if row.compresses or not k.startswith(composition)}
     others = {k: value for k, value in texts.items() if k in places or k.startswith(UNNAMED)}
     settings = {key: value for key, value in texts.items() if key not in others}
-    configs = tuple(dict.fromkeys((*workload.configs, *row.configs, *workload.after, *row.after)))
+    stack = *workload.configs, *row.configs, *optimizer, *workload.after, *row.after
+    configs = tuple(dict.fromkeys(stack))
     return Run(
         *(name, row.name, FIRST_SEED + seed, workers, configs, settings, others),
         *(engine, row.has_server),

@@ -179,6 +179,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             ('configs/signsgd/vote.py',),
             frozenset({Law.EQUALS_DENSE}),
             has_density=False,
+            has_own_rule=True,
         ),
         Algorithm(
             'signum',
@@ -188,6 +189,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             ('configs/signsgd/signum.py',),
             frozenset({Law.EQUALS_DENSE}),
             has_density=False,
+            has_own_rule=True,
         ),
         Algorithm(
             'ef-sign-sgd',
@@ -255,6 +257,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             ('configs/demo/demo.py',),
             frozenset(),
             has_density=False,
+            has_own_rule=True,
         ),
         Algorithm(
             'one-bit-adam',
@@ -265,6 +268,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             frozenset(),
             has_density=False,
             optimizer=OneBitAdam,
+            has_own_rule=True,
         ),
         Algorithm(
             'diloco',
@@ -315,6 +319,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             frozenset({Law.EQUALS_DENSE}),
             Kind.LOCAL_STEPS,
             has_density=False,
+            has_own_rule=True,
         ),
         Algorithm(
             'dgs',
