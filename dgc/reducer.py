@@ -38,7 +38,7 @@ class Progress:
         sent, received: Bytes of gradients, without start-up, metrics, evaluation, and what tells
             the ranks of unused parameters.
         dense_sent: Bytes that float32 all-reduces of the same steps would have sent.
-        rounds, path: Messages of gradients that followed one another, and their bytes (``Traffic``).
+        rounds, path: Messages that followed one another, and their bytes; see Traffic.
         compress, communicate: Seconds outside and inside the engine, while processing buckets.
         wait: Seconds for which the training loop waited for buckets.
     """

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.parity.measuring import measure, plan, reasons
-from bench.parity.options import WHAT_THERE_IS, add_options, parsed
+from bench.parity.options import WHAT_THERE_IS, about, add_options, parsed
 from bench.parity.summary import table
 from bench.parity.training import Result
 from bench.parity.workloads import Workload
@@ -44,10 +44,8 @@ def report(results: Mapping[str, Result], failed: Mapping[str, str], arguments: 
     """Return the table, after a line that says what was trained."""
     what: Workload = arguments.what
     order = [row.name for row in arguments.compared]
-    title = f'{what.about}; {arguments.workers} workers'
-    given = ' '.join(f'--{name} {value}' for name, value in arguments.overrides.items())
     lines = table(results.values(), what.metric, {**reasons(arguments), **failed}, order)
-    return f'{title}{"; " + given if given else ""}\n\n{lines}'
+    return f'{about(arguments)}\n\n{lines}'
 
 
 def main(argv: Sequence[str]) -> int:

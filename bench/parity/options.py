@@ -57,6 +57,13 @@ def add_options(parser: Parser, group: str, results: Path, runs: Path) -> None:
     add('--table', action='store_true', help='only print the table of what is measured')
 
 
+def about(arguments: Namespace) -> str:
+    """Return what is trained, by how many workers, and with which settings of the command line."""
+    given = ' '.join(f'--{name} {value}' for name, value in arguments.overrides.items())
+    text = f'{arguments.what.about}; {arguments.workers} workers'
+    return f'{text}; {given}' if given else text
+
+
 def shown(path: Path) -> str:
     """A path, from the root of the project where it lies there."""
     return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)

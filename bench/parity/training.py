@@ -24,6 +24,8 @@ from utils.lines import metrics_lines
 from utils.naming import UNNAMED
 
 FIRST_SEED = 42  # that of train.py
+# What a line has of each epoch, by name in metrics.jsonl.
+OF_EPOCHS = ('steps', 'bytes/sent', 'bytes/received', 'bytes/dense', 'path/messages', 'path/bytes')
 MINUTES = 5  # between two checkpoints within an epoch
 POLL = 0.2  # seconds
 PR_SET_PDEATHSIG = 1  # of prctl(2)
@@ -227,6 +229,28 @@ def result(run: Run, folder: Path, metric: str) -> Result:
         'received_per_step': round(received / steps),
         'density': last['ratio'],
         'seconds': round(sum(epoch.get('seconds/train', 0.0) for epoch in epochs)),
+        **({} if run.has_server else traffic(epochs, facts)),
+    }
+
+
+def traffic(epochs: Sequence[Mapping[str, float]], facts: Mapping[str, Any]) -> Result:
+    """Return what was sent in each epoch of synchronous training, and how.
+
+    Args:
+        epochs: The lines of metrics.jsonl.
+        facts: Of run.json.
+    """
+    first = epochs[0]
+    tokens = first['speed/tokens'] / first['speed/samples'] if 'speed/tokens' in first else None
+    predicted = facts['predicted']
+    return {
+        'of_epochs': {name: [epoch[name] for epoch in epochs] for name in OF_EPOCHS},
+        'samples_per_step': facts['samples_per_step'],
+        'tokens_per_sample': None if tokens is None else round(tokens),
+        'parameters': facts['parameters'],
+        'steps_per_exchange': predicted['steps_per_exchange'],
+        'fragments': predicted['fragments'],
+        'steps_hidden': predicted['steps_hidden'],
     }
 
 

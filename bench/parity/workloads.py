@@ -20,17 +20,28 @@ class Metric:
         bound: How far behind dense training counts as equal.
         relative: Whether ``bound`` is a percentage of dense training's value; else it is in units
             of the metric.
+        digits: After the decimal point, in tables.
     """
 
     name: str
     higher: bool
     bound: float
     relative: bool
+    digits: int = 2
 
     def behind(self, value: float, dense: float) -> float:
         """Return by how much ``value`` is worse than dense training's, in units of ``bound``."""
         worse = dense - value if self.higher else value - dense
         return 100 * worse / dense if self.relative else worse
+
+    def as_good_as(self, dense: float) -> float:
+        """Return the worst value that counts as equal to dense training's."""
+        worse = self.bound * dense / 100 if self.relative else self.bound
+        return dense - worse if self.higher else dense + worse
+
+    def reaches(self, value: float, target: float) -> bool:
+        """Return whether a value is at least as good as another one."""
+        return value >= target if self.higher else value <= target
 
     @property
     def unit(self) -> str:
@@ -40,7 +51,7 @@ class Metric:
 
 ACCURACY = Metric('acc/test_top1', higher=True, bound=1.0, relative=False)
 PERPLEXITY = Metric('perplexity/test', higher=False, bound=2.0, relative=True)
-LOSS = Metric('loss/test', higher=False, bound=1.0, relative=True)
+LOSS = Metric('loss/test', higher=False, bound=1.0, relative=True, digits=4)
 WORD_ERRORS = Metric('error/test_words', higher=False, bound=1.0, relative=False)
 
 
