@@ -64,5 +64,5 @@ def mean_curve(group: Group, axis: str) -> tuple[list[float], list[float]]:
 def visible(ends: Sequence[float], metric: Metric) -> tuple[float, float]:
     """Return the limits within which all rows end, with as much again on the worse side."""
     low, high = min(ends), max(ends)
-    span = max(high - low, 0.05 * abs(high))
+    span = max(high - low, 0.15 * abs(high))
     return (low - span, high + span / 10) if metric.higher else (low - span / 10, high + span)
