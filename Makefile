@@ -29,7 +29,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: help setup requirements ops horovod run test sanitize faults parity compare lint format docs figures wheel check-wheel matrix lock clean distclean
+.PHONY: help setup requirements ops horovod run test worlds sanitize faults parity compare lint format docs figures wheel check-wheel matrix lock clean distclean
 
 help: ## list the targets
 	@echo 'make TARGET [VARIABLE=value ...]'
@@ -83,6 +83,11 @@ ifeq ($(ENGINE),horovod)
 	@tools/install_horovod.sh --no-retry $(BIN)/python || echo 'Going on without it: the tests that need Horovod skip.'
 endif
 	OMP_NUM_THREADS=1 python -m pytest $(PARALLEL) $(ARGS)
+
+# In `make test` each row meets one number of ranks of some launchers. Takes some 20 minutes.
+worlds: export PATH := $(CURDIR)/$(BIN):$(PATH)
+worlds: setup ## train every row of the property table with 2 and 4 real ranks under every launcher
+	EVERY_WORLD=1 OMP_NUM_THREADS=1 python -m pytest tests/dgc/test_real_processes.py $(ARGS)
 
 # Two more builds of the kernels, compiled once, then their tests and a minute of random calls.
 sanitize: requirements ## test and fuzz the C++ kernels under AddressSanitizer and UndefinedBehaviorSanitizer

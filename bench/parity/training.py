@@ -118,8 +118,8 @@ def planned(
         **(workload.compressed if row.compresses else {}),
         **(workload.local if row.is_local else {}),
         **(workload.own_rule if row.has_own_rule else {}),
-        **workload.of_row.get(row.name, {}),
         **row.settings,
+        **workload.rows.get(row.name, {}),
     }
     if not row.has_indices:
         given.pop(INDICES, None)
@@ -130,7 +130,8 @@ def planned(
     texts |= {k: v for k, v in overrides.items() if row.compresses or not k.startswith(composition)}
     others = {k: value for k, value in texts.items() if k in places or k.startswith(UNNAMED)}
     settings = {key: value for key, value in texts.items() if key not in others}
-    stack = *workload.configs, *row.configs, *optimizer, *workload.after, *row.after
+    dense = () if row.compresses or row.is_local or row.has_server else workload.dense
+    stack = *workload.configs, *row.configs, *optimizer, *workload.after, *row.after, *dense
     configs = tuple(dict.fromkeys(stack))
     return Run(
         *(name, row.name, FIRST_SEED + seed, workers, configs, settings, others),
