@@ -82,30 +82,47 @@ def check(arguments: Namespace) -> None:
         raise ValueError(f'--figures: there is no folder {arguments.figures}')
 
 
-def report(lines: Sequence[Result], failed: Mapping[str, str], arguments: Namespace) -> str:
-    """Return what is measured, in Markdown; draw the figures that are asked for."""
+def clock(lines: Sequence[Result], arguments: Namespace) -> Clock:
+    """Return what seconds are computed from.
+
+    Raises:
+        ValueError: Where the seconds of a step are neither given nor measured.
+    """
     compute = arguments.compute
     if compute is None:
         compute = measured_compute(line for line in lines if 'of_epochs' in line)
     if compute is None:
-        return 'No seconds yet: they need a dense run with simulated workers, or --compute SECONDS.'
-    what, names = arguments.what, [row.name for row in arguments.compared]
-    groups = grouped(lines, names, Clock(arguments.network, compute))
-    target = arguments.target
-    if target is None:
-        target = stated_target(groups, what.metric)
-    have = {group.name for group in groups}
+        raise ValueError(
+            'no seconds of a step are known: give --compute SECONDS, or train the row dense with '
+            'simulated workers'
+        )
+    return Clock(arguments.network, compute)
+
+
+def report(
+    groups: Sequence[Group],
+    compute: float,
+    target: float | None,
+    failed: Mapping[str, str],
+    arguments: Namespace,
+) -> str:
+    """Return the table, after a line that says what was trained and on which link.
+
+    Args:
+        groups: The rows that have results.
+        compute: Seconds of a step.
+        target: The quality to reach.
+        failed: By row, what went wrong.
+        arguments: Of the command line.
+    """
+    names, have = [row.name for row in arguments.compared], {group.name for group in groups}
     why = {**dict.fromkeys(names, 'not trained yet'), **reasons(arguments), **failed}
     missing = {name: reason for name, reason in why.items() if name not in have}
     title = (
         f'{about(arguments)}; links of {arguments.link} with {arguments.latency:g} ms per message; '
         f'{number(1e3 * compute)} ms of computing per step'
     )
-    if arguments.figures is not None:
-        figures(groups, target, arguments, arguments.figures)
-    if arguments.write:
-        figures(groups, target, arguments, FIGURES)
-    return f'{title}.\n\n{table(groups, what.metric, target, missing)}'
+    return f'{title}.\n\n{table(groups, arguments.what.metric, target, missing)}'
 
 
 def images(workload: str) -> str:
@@ -120,9 +137,15 @@ def images(workload: str) -> str:
 def figures(
     groups: Sequence[Group], target: float | None, arguments: Namespace, folder: Path
 ) -> None:
-    """Draw quality against bytes and against seconds."""
+    """Draw quality against bytes and against seconds.
+
+    Raises:
+        ValueError: Where there is nothing to draw.
+    """
     from bench.compare.plots import draw  # matplotlib takes a second to import
 
+    if not any(group.curves for group in groups):
+        raise ValueError('--figures, --write: nothing is measured yet')
     labels = {
         'bytes': 'MB that a worker has sent',
         'seconds': f'seconds of training at {arguments.link}, {arguments.latency:g} ms',
@@ -139,10 +162,19 @@ def main(argv: Sequence[str]) -> int:
     exit_on_signals()
     try:
         results, failed = measure(plan(arguments), arguments)
-        text = report([*results.values()], failed, arguments)
+        lines = [*results.values()]
+        seconds = clock(lines, arguments)
+        groups = grouped(lines, [row.name for row in arguments.compared], seconds)
+        target = arguments.target
+        if target is None:
+            target = stated_target(groups, arguments.what.metric)
+        text = report(groups, seconds.compute, target, failed, arguments)
+        folders = [arguments.figures, FIGURES if arguments.write else None]
+        for folder in filter(None, folders):
+            figures(groups, target, arguments, folder)
         if arguments.write:
             write(PAGE, f'{text}\n\n{images(arguments.workload)}', arguments.workload)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         return refuse(PROGRAM, str(error))
     print(text)
     return int(bool(failed))

@@ -12,6 +12,7 @@ from tools.harness.cli import check_name
 PUBLISHED = (DENSE, 'dgc', 'gtopk', 'spardl', 'oktopk', 'omgs', 'dgs')
 ALL = 'all'  # name of a group: the whole table
 REPEATED = (DENSE, 'dgc')  # rows that are trained with --seeds seeds, the others with --other-seeds
+# Before the files of local steps, which have no clipping of gradients, as a model's files may have.
 UNCLIPPED = ('configs/dense/sgd.py',)
 DENSITIES = (0.001, 0.01, 0.05)  # of the rows for optimizers with two moments, such as AdamW
 MEMORIES: dict[str, Settings] = {  # where their first moment is, by name; see ADAPTIVE
@@ -117,7 +118,6 @@ def algorithm(name: str) -> Row:
     check_name('--rows', 'row', name, [ALL, *GROUPS, *table(), *ADAPTIVE, *VARIANTS])
     base, *files = VARIANTS.get(name, (name,))
     found = table()[base]
-    # Gradients of local steps are not clipped by a composition, as those of a model's files may be.
     is_local = found.kind is Kind.LOCAL_STEPS
     has_server = found.kind is Kind.ASYNCHRONOUS
     return Row(

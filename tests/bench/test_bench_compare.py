@@ -149,9 +149,15 @@ def test_a_text_has_bytes_per_token_and_a_server_has_no_seconds(measured, tmp_pa
     )
 
 
-def test_without_a_dense_run_seconds_must_be_stated(words, capsys):
-    assert main([*words, '--rows', 'gtopk', '--table']) == 0
-    assert 'or --compute SECONDS' in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ('more', 'message'),
+    [([], 'give --compute SECONDS, or train the row dense'),
+     (['--compute', '1', '--write'], '--figures, --write: nothing is measured yet')],
+)  # fmt: skip
+def test_what_is_not_measured_is_named(words, more, message, capsys):
+    assert main([*words, '--rows', 'gtopk', '--table', *more]) == 2
+    errors = capsys.readouterr().err
+    assert message in errors and errors.count('\n') == 1
 
 
 def test_figures_and_page_are_written(measured, tmp_path, monkeypatch, capsys):

@@ -20,6 +20,7 @@ from bench.parity.summary import behind, half_width, table
 from bench.parity.training import failure, planned
 from bench.parity.workloads import ACCURACY, WORKLOADS, Metric
 from dgc import Composition
+from dgc.algorithms import ALGORITHMS, Kind
 from dgc.wiring import check_momentum
 from utils.build import build_optimizer
 from utils.checks import build_composition, check_settings
@@ -69,6 +70,12 @@ def test_every_cell_of_the_table_can_be_built(name, row, tmp_path):
         assert composition.schedule.density == float(row.removesuffix('-cold').split('-')[-1])
         memory = type(composition.memory).__name__
         assert memory == ('Residual' if row.startswith('residual') else 'FirstMoment')
+
+
+def test_groups_have_the_methods_of_the_table():
+    local = {each.name for each in ALGORITHMS.values() if each.kind is Kind.LOCAL_STEPS}
+    assert local <= {*GROUPS['local']}
+    assert [row.name for row in rows(['all'])] == [*ALGORITHMS]
 
 
 def test_a_killed_measurement_goes_on_and_ends_as_an_unbroken_one(words, warm_python, tmp_path):
