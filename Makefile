@@ -38,7 +38,7 @@ help: ## list the targets
 	@echo '  ENGINE      horovod (default) or torch: who carries the gradients'
 	@echo '  NP          how many workers `make run` starts (2)'
 	@echo '  ARGS        more arguments for train.py (run), pytest (test), bench.parity, bench.compare or tools.matrix, such as ARGS="--configs.train.num_epochs 5"'
-	@echo '  PARALLEL    how pytest shares the tests among processes (two); empty: one process'
+	@echo '  PARALLEL    how pytest shares the tests among processes (three); empty: one process'
 	@echo '  PYTHON      the Python, 3.10 or newer, that .venv is made with (python3)'
 
 setup: requirements ops $(if $(filter horovod,$(ENGINE)),horovod) ## create .venv, install the pinned requirements, build the kernels and Horovod
@@ -74,9 +74,9 @@ else
 	torchrun --standalone --nproc-per-node $(NP) $(TRAIN)
 endif
 
-# Without Horovod the tests that need it skip, and say so. Two processes share the tests, by groups
-# (tests/conftest.py) in the order given there; more would disturb the tests that measure time.
-test: PARALLEL ?= -n 2 --dist loadgroup --no-loadscope-reorder
+# Without Horovod the tests that need it skip, and say so. Three processes share the tests by groups
+# (tests/grouping.py): two run those that start processes or wait, one those that compute.
+test: PARALLEL ?= -n 3 --dist loadgroup --no-loadscope-reorder
 test: export PATH := $(CURDIR)/$(BIN):$(PATH)
 test: requirements ops ## run the whole test suite
 ifeq ($(ENGINE),horovod)

@@ -152,7 +152,7 @@ def test_a_server_that_does_not_hold_is_seen(alive, memory, files, rate, wrong):
 
 
 @pytest.mark.slow
-def test_a_killed_server_loses_no_acknowledged_update(tmp_path):
+def test_a_killed_server_loses_no_acknowledged_update(tmp_path, warm_python):
     """A short form of `python -m tools.faults.server --kills 20`."""
     *kills, last = server_kills.kill(tmp_path, 1, seed=1)
     assert len(kills) == 1 and kills[0]['update'] > 0
