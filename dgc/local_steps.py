@@ -231,10 +231,12 @@ class LocalSteps(Wrapper):
     def _mean_of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the means of tensors over the ranks, uncompressed, in float32. A collective."""
         flat = torch.cat([tensor.detach().float().reshape(-1) for tensor in tensors])
-        before, progress = replace(self.engine.traffic), self.progress
+        before, after, progress = replace(self.engine.traffic), self.engine.traffic, self.progress
         mean = self.engine.all_reduce(flat).div_(self.engine.size)
-        progress.sent += self.engine.traffic.sent - before.sent
-        progress.received += self.engine.traffic.received - before.received
+        progress.sent += after.sent - before.sent
+        progress.received += after.received - before.received
+        progress.rounds += after.rounds - before.rounds
+        progress.path += after.path - before.path
         parts = mean.split([tensor.numel() for tensor in tensors])
         return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 

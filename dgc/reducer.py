@@ -39,6 +39,7 @@ class Progress:
         sent, received: Bytes of gradients, without start-up, metrics, evaluation, and what tells
             the ranks of unused parameters.
         dense_sent: Bytes that float32 all-reduces of the same steps would have sent.
+        rounds, path: Messages that followed one another, and their bytes; see Traffic.
         compress, communicate: Seconds outside and inside the engine, while processing buckets.
         wait: Seconds for which the training loop waited for buckets.
     """
@@ -49,6 +50,8 @@ class Progress:
     sent: int = 0
     received: int = 0
     dense_sent: int = 0
+    rounds: int = 0
+    path: int = 0
     compress: float = 0.0
     communicate: float = 0.0
     wait: float = 0.0
@@ -698,6 +701,8 @@ class Reducer:
         of_flag = has_flag and round(ring_bytes(numel + 1, size)) - round(ring_bytes(numel, size))
         progress.sent += after.sent - before.sent - of_flag
         progress.received += after.received - before.received - of_flag
+        progress.rounds += after.rounds - before.rounds
+        progress.path += after.path - before.path - of_flag
         dense = all_reduce.bytes_sent(bucket.spec, bucket.numel, codec, self.engine.size)
         if self.counts_steps:
             progress.dense_sent += round(dense)

@@ -197,6 +197,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             ('configs/signsgd/vote.py',),
             frozenset({Law.EQUALS_DENSE}),
             has_density=False,
+            has_own_rule=True,
         ),
         Algorithm(
             'signum',
@@ -206,6 +207,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             ('configs/signsgd/signum.py',),
             frozenset({Law.EQUALS_DENSE}),
             has_density=False,
+            has_own_rule=True,
         ),
         Algorithm(
             'ef-sign-sgd',
@@ -273,6 +275,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             ('configs/demo/demo.py',),
             frozenset(),
             has_density=False,
+            has_own_rule=True,
         ),
         Algorithm(
             'one-bit-adam',
@@ -283,6 +286,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             frozenset(),
             has_density=False,
             optimizer=OneBitAdam,
+            has_own_rule=True,
         ),
         Algorithm(
             'zero-one-adam',
@@ -354,6 +358,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             frozenset({Law.EQUALS_DENSE}),
             Kind.LOCAL_STEPS,
             has_density=False,
+            has_own_rule=True,
         ),
         Algorithm(
             'dgs',
