@@ -112,9 +112,7 @@ def task_of(arguments: Namespace) -> Task:
             yield from loader
 
     whole = DataLoader(data['test'], len(data['test']))  # type: ignore[arg-type]
-    return Task(
-        arguments, [endless(each) for each in range(arguments.learners)], next(iter(whole))
-    )
+    return Task(arguments, [endless(each) for each in range(arguments.learners)], next(iter(whole)))
 
 
 def network(seed: int) -> nn.Module:

@@ -8,7 +8,7 @@ DES-LOC          averages the inner moments too   (Iacob et al., arXiv 2505.2254
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -124,7 +124,7 @@ class LocalSteps(Wrapper):
         broadcast_tensors(self.engine, [parameter for _, parameter in named])
         self.steps = 0
         self._rounds_per_epoch = epoch or 1
-        self.source = Movement(self.reducer)
+        self.source = self._source()
         self._names = {parameter: name for name, parameter in named}
         self._wrapped = {member.parameter for member in self.source.members}
         self._handles = [
@@ -133,6 +133,10 @@ class LocalSteps(Wrapper):
         ]
         self._inner_guard, self._outer_guard = Guard(inner, self), Guard(outer, self)
         take(self, self._wrapped)
+
+    def _source(self) -> Movement:
+        """Return what the ranks average."""
+        return Movement(self.reducer)
 
     def _check_periods(self) -> None:
         """Raise ValueError for periods in which nothing could be averaged."""
@@ -221,14 +225,20 @@ class LocalSteps(Wrapper):
             state[entry] if entry in state else torch.zeros_like(member.parameter)
             for state, member in zip(states, members, strict=True)
         ]
+        for tensor, mean in zip(tensors, self._mean_of(tensors), strict=True):
+            tensor.copy_(mean)
+
+    def _mean_of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the means of tensors over the ranks, uncompressed, in float32. A collective."""
         flat = torch.cat([tensor.detach().float().reshape(-1) for tensor in tensors])
-        before, progress = replace(self.engine.traffic), self.progress
+        before, after, progress = replace(self.engine.traffic), self.engine.traffic, self.progress
         mean = self.engine.all_reduce(flat).div_(self.engine.size)
-        progress.sent += self.engine.traffic.sent - before.sent
-        progress.received += self.engine.traffic.received - before.received
+        progress.sent += after.sent - before.sent
+        progress.received += after.received - before.received
+        progress.rounds += after.rounds - before.rounds
+        progress.path += after.path - before.path
         parts = mean.split([tensor.numel() for tensor in tensors])
-        for tensor, part in zip(tensors, parts, strict=True):
-            tensor.copy_(part.view(tensor.shape))
+        return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
     def synchronize(self) -> bool:
         """Average the movement since the last outer step, and take the outer step. A collective.
@@ -244,7 +254,7 @@ class LocalSteps(Wrapper):
         try:
             usable = self.reducer.synchronize()
             if usable:
-                with self._outer_guard.opened():
+                with self._outer_guard.opened(), self.reducer.applying():
                     self.outer.step()
             else:
                 self._reset_inner()
@@ -339,6 +349,10 @@ class LocalSteps(Wrapper):
         if state_dict['size'] != self.engine.size:  # else rank 0 goes on within the round
             self.steps -= self._within_round
         if (state_dict['rank'], state_dict['size']) != (self.engine.rank, self.engine.size):
-            with torch.no_grad():
-                for member in self.source.members:
-                    member.parameter.copy_(self.source.agreed[member.name])
+            self._begin_again()
+
+    def _begin_again(self) -> None:
+        """Go on from θ_s, without the local steps of another rank since then."""
+        with torch.no_grad():
+            for member in self.source.members:
+                member.parameter.copy_(self.source.agreed[member.name])

@@ -17,7 +17,17 @@ from utils.config import load
 
 ROOT = Path(__file__).parents[2]
 every = pytest.mark.parametrize('row', ALGORITHMS.values(), ids=ALGORITHMS)
-PARTS = ('memory', 'compressor', 'exchange', 'codec', 'transform', 'rules', 'planner', 'clipping')
+PARTS = (
+    'memory',
+    'compressor',
+    'exchange',
+    'codec',
+    'transform',
+    'rules',
+    'planner',
+    'clipping',
+    'control',
+)
 
 
 @every

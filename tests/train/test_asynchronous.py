@@ -116,6 +116,9 @@ def test_the_servers_checkpoint_is_evaluated_in_one_process(launched):
     best = max(line['acc/test_top1'] for line in launched.metrics)
     assert done.code == 0, done.output
     assert f'[acc/test_top1] = {best:.2f}' in done.output
+    done = here(*STACK, '--evaluate', 'epochs', '--resume', launched.folder)
+    assert done.code == 0, done.output
+    assert all(f'{line["acc/test_top1"]:.2f}' in done.output for line in launched.metrics)
 
 
 @pytest.mark.slow

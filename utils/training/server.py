@@ -111,7 +111,8 @@ class ServerProcess:
             settings.max_norm_ratio,
         )
         self._folder = (experiment.earlier if experiment.resumes else experiment.folder)(workers)
-        self._checkpoints = Checkpoints(self._folder / 'checkpoints')
+        keep = configs.checkpoint.keep_epochs
+        self._checkpoints = Checkpoints(self._folder / 'checkpoints', keep_epochs=keep)
         self._source = self._find_source() if experiment.resumes else None
         self._good: int | None = None  # the checkpoint that it was restored from, in this folder
         self._seconds = self._load_checkpoint()
