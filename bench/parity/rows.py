@@ -119,7 +119,7 @@ def algorithm(name: str) -> Row:
     base, *files = VARIANTS.get(name, (name,))
     found = table()[base]
     is_local = found.kind is Kind.LOCAL_STEPS
-    has_server = found.kind is Kind.ASYNCHRONOUS
+    has_server = found.kind.has_server
     return Row(
         name,
         (*(UNCLIPPED if is_local else ()), *(files or found.configs)),

@@ -216,7 +216,8 @@ def result(run: Run, folder: Path, metric: str) -> Result:
     sent, received = last['bytes/sent'], last['bytes/received']
     steps = last.get('steps')
     if run.has_server:  # whose file counts what all workers send, and what it answers
-        sent, received, steps = received, sent, facts['updates_per_epoch']
+        sent, received = received, sent
+        steps = facts['updates_per_epoch'] * facts.get('steps_per_update', 1)
     return {
         **run.asked,
         'engine': facts['engine'],

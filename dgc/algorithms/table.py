@@ -31,6 +31,12 @@ class Kind(Enum):
     SYNCHRONOUS = 'synchronous'
     ASYNCHRONOUS = 'asynchronous'
     LOCAL_STEPS = 'local steps'
+    ASYNCHRONOUS_LOCAL_STEPS = 'asynchronous local steps'
+
+    @property
+    def has_server(self) -> bool:
+        """Whether ranks train through a parameter server."""
+        return self in (Kind.ASYNCHRONOUS, Kind.ASYNCHRONOUS_LOCAL_STEPS)
 
 
 CONSERVING = frozenset({Law.CONSERVES, Law.EQUALS_DENSE, Law.FLUSHES})

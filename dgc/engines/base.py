@@ -23,6 +23,7 @@ from dgc.engines.cores import available_cores
 from dgc.engines.jobs import EngineError as EngineError  # others import it from here
 from dgc.engines.jobs import JobThread
 from dgc.engines.pace import Pace
+from dgc.spans import Recorder
 
 T = TypeVar('T')
 MOST = 4  # engines of one process before garbage is collected to find free ones
@@ -111,6 +112,7 @@ class Engine(ABC):
         is_closed: whether ``close()`` was called.
         pipeline: whether ``beside`` has a thread of its own; None where a rank has two cores.
             Ranks may differ in it.
+        recorder: Receives every call, for a trace; None for none.
     """
 
     name = ''
@@ -127,6 +129,7 @@ class Engine(ABC):
         self.is_shared = False
         self.is_closed = False
         self.pipeline: bool | None = None
+        self.recorder: Recorder | None = None
         self._duplicates: list[Engine] = []
         self._calls = 0
         self._running: Callable[[], Any] | None = None  # the call that is not complete
@@ -347,6 +350,9 @@ class Engine(ABC):
         self.traffic.messages += messages
         self.traffic.rounds += rounds
         self.traffic.path += path
+        if self.recorder is not None:
+            name = getattr(job, 'func', job).__name__.strip('_')
+            self.recorder.add_call(name, self.bucket, start, self._moved, sent)
         return result
 
     def _duplicate(self) -> Engine:
