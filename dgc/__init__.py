@@ -33,6 +33,7 @@ from dgc.selection import SelectionErrors
 from dgc.sparse import Sparse
 from dgc.streaming import StreamingSteps
 from dgc.trace import Trace
+from dgc.zero_one import SyncSchedule, ZeroOneSteps
 
 __version__ = '0.1.0'
 
@@ -51,7 +52,9 @@ __all__ = [
     'SelectionErrors',
     'Sparse',
     'StreamingSteps',
+    'SyncSchedule',
     'Trace',
+    'ZeroOneSteps',
     'average_tensors',
     'broadcast_tensors',
     'create',

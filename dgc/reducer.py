@@ -39,6 +39,7 @@ class Progress:
         sent, received: Bytes of gradients, without start-up, metrics, evaluation, and what tells
             the ranks of unused parameters.
         dense_sent: Bytes that float32 all-reduces of the same steps would have sent.
+        rounds, path: Messages that followed one another, and their bytes; see Traffic.
         compress, communicate: Seconds outside and inside the engine, while processing buckets.
         wait: Seconds for which the training loop waited for buckets.
     """
@@ -49,6 +50,8 @@ class Progress:
     sent: int = 0
     received: int = 0
     dense_sent: int = 0
+    rounds: int = 0
+    path: int = 0
     compress: float = 0.0
     communicate: float = 0.0
     wait: float = 0.0
@@ -207,9 +210,12 @@ class Reducer:
 
     def set_densities(self, step: int, steps_per_epoch: int) -> None:
         """Set every bucket's density for optimizer step ``step``, counted from 0."""
+        control = self.composition.control
         for bucket in self.buckets:
             schedule = bucket.spec.schedule
             bucket.density = None if schedule is None else schedule.at(step, steps_per_epoch)
+            if control is not None and schedule is not None:
+                bucket.density = control.density(bucket, bucket.density)
 
     def ready(self, index: int) -> None:
         """Note that the gradients of bucket ``index`` are complete; submit what can be sent."""
@@ -285,6 +291,8 @@ class Reducer:
                 self._published(bucket, future)
                 for bucket, future in zip(self.buckets, self._pending, strict=True)
             ]
+            if is_final and not any(outcome.non_finite for outcome in outcomes):
+                self._control()
             self.engine.confirm()
         except Exception:  # the engine failed, perhaps since another rank is gone
             self.abandon()
@@ -312,6 +320,16 @@ class Reducer:
                 self.composition.memory.commit(bucket)
         self._kept.clear()
         return usable
+
+    def _control(self) -> None:
+        """Let the control choose densities; its bytes count. A collective, where it decides."""
+        control, progress = self.composition.control, self.progress
+        if control is None:
+            return
+        before = replace(self.engine.traffic)
+        control.decide(self.buckets, self.engine, self.composition.volume)
+        progress.sent += self.engine.traffic.sent - before.sent
+        progress.received += self.engine.traffic.received - before.received
 
     def start(self) -> None:
         """Submit all buckets, and return while they are sent; ``synchronize`` waits for them.
@@ -519,6 +537,9 @@ class Reducer:
         _, exchange, k = self._route(bucket)
         for watch in self.watchers.values():
             watch(bucket, selected)
+        control, memory = composition.control, composition.memory
+        if control is not None and bucket.density is not None and message.is_finite:
+            control.observe(bucket, bucket.buffers[memory.unsent], selected)
 
         # Exchange.
         flag = self._flag(index)
@@ -680,6 +701,8 @@ class Reducer:
         of_flag = has_flag and round(ring_bytes(numel + 1, size)) - round(ring_bytes(numel, size))
         progress.sent += after.sent - before.sent - of_flag
         progress.received += after.received - before.received - of_flag
+        progress.rounds += after.rounds - before.rounds
+        progress.path += after.path - before.path - of_flag
         dense = all_reduce.bytes_sent(bucket.spec, bucket.numel, codec, self.engine.size)
         if self.counts_steps:
             progress.dense_sent += round(dense)

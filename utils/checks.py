@@ -15,6 +15,7 @@ from utils.config.describe import function_name
 from utils.loading import START_METHODS
 from utils.precision import PRECISIONS
 from utils.training.averaging import EveryStep
+from utils.training.pushing import AsynchronousOuterSteps
 
 # The least value of each setting that is a whole number.
 LEAST = {
@@ -276,12 +277,14 @@ def check_asynchronous(configs: Config) -> None:
     ):
         check_none(configs, names, f'a parameter server, {reason}')
     averaging = function_name(configs.train.averaging)
-    if averaging != EveryStep.__name__:
+    if averaging not in (EveryStep.__name__, AsynchronousOuterSteps.__name__):
         mode = function_name(configs.train.distribution)
         raise ConfigError(
             f'configs.train.averaging = {averaging} has no effect with a parameter server'
             f'{blame(configs.train, f"{averaging} {mode}")}: leave one of the two out'
         )
+    with naming(configs.train.averaging):
+        configs.train.averaging.build()
 
 
 @contextmanager

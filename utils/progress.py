@@ -174,7 +174,8 @@ class PhaseTimer:
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Add what an earlier process counted in this epoch."""
         self._start -= state['seconds']
-        self._before = {name: self._before[name] - state[name] for name in self._before}
+        # A checkpoint of an earlier version has fewer counters.
+        self._before = {name: self._before[name] - state.get(name, 0) for name in self._before}
 
     def measured(self) -> dict[str, float]:
         """Differences since the beginning, by name in metrics.jsonl; 'ratio' is the density."""
@@ -190,6 +191,8 @@ class PhaseTimer:
             'bytes/sent': since['sent'],
             'bytes/received': since['received'],
             'bytes/dense': since['dense_sent'],
+            'path/messages': since['rounds'],
+            'path/bytes': since['path'],
             'ratio': since['sent_elements'] / max(since['elements'], 1),
         }
 

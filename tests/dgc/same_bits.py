@@ -4,7 +4,8 @@
     cd ../before && python HERE/tests/dgc/same_bits.py write /tmp/digests.json
     cd HERE && python tests/dgc/same_bits.py compare /tmp/digests.json
 
-Both commands use the ``dgc`` and the property table of the checkout that is the working folder.
+Both commands use the ``dgc`` and the property table of the checkout that is the working folder; the
+second one compares the cases that the file has.
 Digests are of one machine: torch rounds by the instruction set of the processor.
 """
 
@@ -14,7 +15,7 @@ import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -74,12 +75,17 @@ def digest(case: object, weight_decay: float, engine: dgc.Engine) -> str:
     return found.hexdigest()
 
 
-def digests(first: int, every: int) -> dict[str, list[str]]:
-    """Return the digests of each ``every``-th case from number ``first`` on, one a rank."""
+def all_cases() -> dict[str, tuple[object, float]]:
+    """Return the cases of this checkout, with each weight decay, by name."""
+    pairs = [(case, decay) for case in CASES for decay in DECAYS]
+    return {f'{case}, decay {decay:g}': (case, decay) for case, decay in pairs}
+
+
+def digests(names: Collection[str]) -> dict[str, list[str]]:
+    """Return the digests of some cases, one a rank."""
     found: dict[str, list[str]] = {}
-    chosen = [(case, decay) for case in CASES for decay in DECAYS][first::every]
-    for case, decay in chosen:
-        name = f'{case}, decay {decay:g}'
+    chosen = {name: pair for name, pair in all_cases().items() if name in names}
+    for name, (case, decay) in chosen.items():
         try:
             found[name] = dgc.simulate(case.workers, partial(digest, case, decay))
         except Exception as error:
@@ -98,14 +104,17 @@ def main() -> int:
     parser.add_argument('--every', type=int, default=1, help='of so many, take one (1)')
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    found = digests(arguments.first, arguments.every)
     if arguments.command == 'write':
-        arguments.file.write_text(json.dumps(found, indent=1))
+        names = list(all_cases())[arguments.first :: arguments.every]
+        arguments.file.write_text(json.dumps(digests(names), indent=1))
         return 0
     wanted = json.loads(arguments.file.read_text())
+    found = digests(wanted)
     differ = [name for name in found if found[name] != wanted.get(name)]
     for name in differ:
         print(f'differs: {name}')
+    if missing := len(wanted) - len(found):
+        print(f'{missing} cases of the file are not there any more')
     print(f'{len(found) - len(differ)} of {len(found)} cases are the same, bit for bit')
     return int(bool(differ))
 

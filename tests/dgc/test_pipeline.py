@@ -271,7 +271,7 @@ class TestClosed:
         with pytest.raises(EngineError, match='the engine is closed'):
             engine.beside(lambda: 5)
 
-    def test_a_process_that_ends_within_a_step_ends_cleanly(self):
+    def test_a_process_that_ends_within_a_step_ends_cleanly(self, warm_python):
         ended = subprocess.run(
             [sys.executable, '-c', PROGRAM], capture_output=True, text=True, timeout=300
         )

@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ('dgc.bucket_state', 'dgc.buckets', 'dgc.saved_state', 'dgc.compressors', 'dgc.handshake'),
     ('dgc.nonfinite', 'dgc.clipping', 'dgc.exchanges'),
     ('dgc.memory', 'dgc.volume'),
-    ('dgc.planner',),
+    ('dgc.planner', 'dgc.control'),
     ('dgc.composition',),
     # What runs them.
     ('dgc.reducer', 'dgc.scaling', 'dgc.optim'),
@@ -38,7 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         'dgc.handover',
     ),
     ('dgc.parameter_server', 'dgc.algorithms'),
-    ('dgc.optimizer', 'dgc.local_steps', 'dgc.streaming', 'dgc.hooks'),
+    ('dgc.optimizer', 'dgc.local_steps', 'dgc.streaming', 'dgc.zero_one', 'dgc.hooks'),
     ('dgc.elastic',),
     ('dgc',),
     # The application.

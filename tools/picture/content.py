@@ -46,7 +46,15 @@ LAYERS = (
     Layer('application', ('train.py', 'configs/', 'utils/', 'models/', 'datasets/')),
     Layer(
         'front doors',
-        ('optimizer', 'local_steps', 'streaming', 'hooks', 'parameter_server/', 'elastic/'),
+        (
+            'optimizer',
+            'local_steps',
+            'streaming',
+            'zero_one',
+            'hooks',
+            'parameter_server/',
+            'elastic/',
+        ),
     ),
     Layer('published systems', ('algorithms/',)),
     Layer(
@@ -57,7 +65,7 @@ LAYERS = (
         'running',
         ('horovod_settings', 'wiring', 'calibration', 'reducer', 'scaling', 'optim/'),
     ),
-    Layer('composition', ('composition', 'planner/', 'volume')),
+    Layer('composition', ('composition', 'planner/', 'control/', 'volume')),
     Layer('parts', ('memory/', 'exchanges/', 'clipping', 'nonfinite')),
     Layer('parts', ('compressors/', 'buckets', 'bucket_state', 'handshake', 'saved_state')),
     Layer(

@@ -57,6 +57,7 @@ from utils.search import Search
 from utils.seeding import seed_everything
 from utils.training.evaluation import evaluate_several, evaluated_parts, evaluates_several
 from utils.training.experiment import Experiment, with_remedy
+from utils.training.pushing import pushing_of
 from utils.training.server import ServerProcess
 from utils.training.stopping import exit_code
 
@@ -267,13 +268,13 @@ def build_worker(
     seed_everything(configs.seed)
     model = build_model(configs, device)
     check_streams(model, datasets)
-    optimizer = WorkerOptimizer(
+    optimizer = pushing_of(configs).worker(
         build_optimizer(configs, model, workers=1),
-        model.named_parameters(),
-        model.buffers(),
+        model,
         build_composition(configs, Asynchronous),
         link,
         common(configs, datasets),
+        configs.train.batch_size * configs.train.num_batches_per_step,
     )
     workers = optimizer.budget.worker_slots
     loader, share = build_train_loader(configs, datasets, optimizer.slot, workers, device)
