@@ -29,7 +29,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: help setup requirements ops horovod run test sanitize faults parity lint format docs figures wheel check-wheel matrix lock clean distclean
+.PHONY: help setup requirements ops horovod run test worlds sanitize faults parity compare lint format docs figures wheel check-wheel matrix lock clean distclean
 
 help: ## list the targets
 	@echo 'make TARGET [VARIABLE=value ...]'
@@ -37,7 +37,7 @@ help: ## list the targets
 	@echo 'Variables:'
 	@echo '  ENGINE      horovod (default) or torch: who carries the gradients'
 	@echo '  NP          how many workers `make run` starts (2)'
-	@echo '  ARGS        more arguments for train.py (run), pytest (test), bench.parity or tools.matrix, such as ARGS="--configs.train.num_epochs 5"'
+	@echo '  ARGS        more arguments for train.py (run), pytest (test), bench.parity, bench.compare or tools.matrix, such as ARGS="--configs.train.num_epochs 5"'
 	@echo '  PARALLEL    how pytest shares the tests among processes (three); empty: one process'
 	@echo '  PYTHON      the Python, 3.10 or newer, that .venv is made with (python3)'
 
@@ -84,6 +84,11 @@ ifeq ($(ENGINE),horovod)
 endif
 	OMP_NUM_THREADS=1 python -m pytest $(PARALLEL) $(ARGS)
 
+# In `make test` each row meets one number of ranks of some launchers. Takes some 20 minutes.
+worlds: export PATH := $(CURDIR)/$(BIN):$(PATH)
+worlds: setup ## train every row of the property table with 2 and 4 real ranks under every launcher
+	EVERY_WORLD=1 OMP_NUM_THREADS=1 python -m pytest tests/dgc/test_real_processes.py $(ARGS)
+
 # Two more builds of the kernels, compiled once, then their tests and a minute of random calls.
 sanitize: requirements ## test and fuzz the C++ kernels under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(BIN)/python -m tools.sanitize $(ARGS)
@@ -99,6 +104,12 @@ faults: requirements ## damage checkpoints and kill runs, and compare what comes
 # It can be interrupted: the same command goes on. ARGS="--workload resnet20 --data FOLDER"
 parity: requirements ## compare the accuracy of algorithms at equal epochs (ARGS="--workload NAME")
 	@$(BIN)/python -m bench.parity $(ARGS)
+
+# It can be interrupted, too. ARGS="--rows low-communication --data FOLDER", COMPARE=digits
+COMPARE ?= digits gpt-adamw
+
+compare: requirements ## compare all methods on a link, by bytes and by seconds (COMPARE="NAMES")
+	@for name in $(COMPARE); do $(BIN)/python -m bench.compare --workload $$name $(ARGS) || exit; done
 
 lint: requirements ## check style (ruff), types (mypy) and the direction of imports
 	$(BIN)/ruff check .

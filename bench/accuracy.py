@@ -1,4 +1,4 @@
-"""Seconds to an accuracy, on an emulated cluster: `python -m bench.accuracy --help`."""
+"""Seconds to a quality, on an emulated cluster: `python -m bench.accuracy --help`."""
 
 from __future__ import annotations
 
@@ -10,23 +10,35 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.accuracy_worker import ROWS, Recipe
+from bench.accuracy_rows import ROWS
+from bench.accuracy_tasks import TASKS
+from bench.accuracy_worker import Recipe
 from tools.cluster import Cluster, ClusterError, parse_rate
-from tools.harness.cli import Parser, exit_on_signals, log, names, positive, refuse
+from tools.harness.cli import Parser, check_name, exit_on_signals, log, names, positive, refuse
 from tools.harness.gate import gate
 from tools.harness.launch import describe_status, environment
 from tools.harness.spec import SPEC, run_with_spec, write_json
 
 PROGRAM = 'bench.accuracy'
 WORKER = 'bench.accuracy_worker'
-IMAGES = 'cifar-10-batches-py'
+TASK_LINES = '\n'.join(
+    f'    {name:9} {task.about}: {task.batch} samples per worker and step, {task.samples:,} in an '
+    f'epoch; to {task.target:g}{task.unit}'
+    for name, task in TASKS.items()
+)
 EXAMPLES = f"""\
 example: four machines, links of 100 Mbit/s, the seconds to 45 % of the test images:
     python -m bench.accuracy --root data/cifar10 --rate 100mbit --target 45 --json table.json
+VGG-16 to 35 % of 1,000 test images, looked at every 10 steps; rows stop there:
+    python -m bench.accuracy --task vgg16 --root data/cifar10 --epochs 5 --every 10 --test 1000 \\
+        --only 'ddp,ddp fp16,powersgd,dgc'
 
+tasks:
+{TASK_LINES}
 rows: {', '.join(ROWS)}
-The clock runs while a row trains, and stops while it is evaluated after every epoch. Rows are
-trained one after another, with the same images in the same order and the same schedule.
+The clock runs while a row trains, and stops while it is evaluated. Rows are trained one after
+another, with the same samples in the same order and the same schedule, and end at the target where
+--every is given.
 """
 
 
@@ -34,41 +46,66 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse and check the command line."""
     parser = Parser(
         PROGRAM,
-        'Train ResNet-20 on CIFAR-10 with one worker on each node of an emulated cluster, and '
-        'measure how many seconds each row takes to reach an accuracy.',
+        'Train a network with one worker on each node of an emulated cluster, and measure how many '
+        'seconds each row takes to reach an accuracy or a loss.',
         EXAMPLES,
     )
     add = parser.add_argument
     count = partial(add, type=positive, metavar='N')
-    add('--root', default='data/cifar10', help=f'folder that holds {IMAGES} (data/cifar10)')
+    add('--task', default='resnet20', help='what is trained (resnet20)')
+    add('--root', default='data/cifar10', help='folder that holds the data (data/cifar10)')
     add('--rate', default='100mbit', help='rate of the links; none: no limit (100mbit)')
-    add('--target', type=float, default=45.0, metavar='PERCENT', help='of the test images (45)')
+    add('--target', type=float, metavar='X', help="accuracy in %%, or loss (the task's)")
     add('--only', metavar='NAME,...', default=','.join(ROWS), help='measure only these rows')
     count('--nodes', default=4, help='number of machines (4)')
-    count('--batch', default=32, help='samples per worker and step (32)')
+    count('--batch', help="samples per worker and step (the task's)")
     count('--epochs', default=8, help='epochs per row (8)')
-    count('--images', default=10_000, help='number of training images (10,000)')
+    count('--samples', '--images', help="training samples of an epoch (the task's)")
+    count('--every', help='steps between two evaluations, and an end at the target (an epoch)')
+    count('--test', default=10_000, help='evaluate the first N test samples (10,000)')
     add('--timeout', type=float, default=3600.0, help='seconds for one row (3600)')
     add('--json', type=Path, metavar='FILE', help='write the rows to this file')
     arguments = parser.parse_args(argv)
     arguments.names = names(arguments.only)
-    for name in arguments.names:
-        if name not in ROWS:
-            parser.error(f'--only: there is no row {name!r}: there are {", ".join(ROWS)}')
-    if not (Path(arguments.root) / IMAGES).is_dir():
-        parser.error(f'--root {arguments.root}: it does not hold {IMAGES}')
     try:
+        check_name('--task', 'task', arguments.task, TASKS)
+        for name in arguments.names:
+            check_name('--only', 'row', name, ROWS)
         parse_rate(arguments.rate)
         arguments.cluster = Cluster(arguments.nodes)
     except ValueError as error:
         parser.error(str(error))
+    task = TASKS[arguments.task]
+    if not (Path(arguments.root) / task.needs).exists():
+        parser.error(f'--root {arguments.root}: it does not hold {task.needs}')
+    arguments.batch = arguments.batch or task.batch
+    arguments.samples = arguments.samples or task.samples
+    arguments.target = task.target if arguments.target is None else arguments.target
+    needed = arguments.batch * arguments.nodes
+    if arguments.samples < needed:
+        parser.error(f'--samples {arguments.samples}: a step of all workers takes {needed}')
     return arguments
 
 
+def recipe(name: str, arguments: argparse.Namespace) -> Recipe:
+    """Return what the workers of a row train."""
+    ends_early = arguments.every is not None
+    steps = arguments.samples // arguments.nodes // arguments.batch  # of an epoch
+    return Recipe(
+        row=name,
+        task=arguments.task,
+        root=str(Path(arguments.root).absolute()),
+        samples=arguments.samples,
+        batch=arguments.batch,
+        epochs=arguments.epochs,
+        every=arguments.every or steps,
+        test=arguments.test,
+        target=arguments.target if ends_early else None,
+    )
+
+
 def measure(cluster: Cluster, name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Train one row: its accuracy and seconds after every epoch, and its error if it failed."""
-    root = str(Path(arguments.root).absolute())
-    recipe = Recipe(name, root, arguments.images, arguments.batch, arguments.epochs)
+    """Train one row: quality and seconds after each evaluation, and its error if it failed."""
 
     def start(folder: Path) -> int:
         cluster.set_rate('none')  # while the initial weights are sent
@@ -76,41 +113,42 @@ def measure(cluster: Cluster, name: str, arguments: argparse.Namespace) -> dict[
         with gate(folder, partial(cluster.set_rate, arguments.rate)):
             return cluster.run(command, 'torchrun', environment(), arguments.timeout, sys.stderr)
 
-    status, answer = run_with_spec(asdict(recipe), start)
-    answer = answer or {'epochs': []}
+    status, answer = run_with_spec(asdict(recipe(name, arguments)), start)
+    answer = answer or {'curve': []}
     row = {
         'name': name,
+        'task': arguments.task,
         'rate': arguments.rate,
         'nodes': arguments.nodes,
         **answer,
         'target': arguments.target,
-        'seconds': seconds_to(arguments.target, answer['epochs']),
+        'seconds': seconds_to(arguments.task, arguments.target, answer['curve']),
     }
     return {**row, 'error': describe_status(status)} if status else row
 
 
-def seconds_to(target: float, epochs: Sequence[dict[str, float]]) -> float | None:
-    """Seconds of training at the end of the first epoch with an accuracy of at least ``target``.
-
-    None if there is no such epoch.
-    """
-    return next((each['seconds'] for each in epochs if each['accuracy'] >= target), None)
+def seconds_to(task: str, target: float, curve: Sequence[dict[str, float]]) -> float | None:
+    """Return the seconds of training at the first evaluation that reached ``target``, or None."""
+    reached = (each for each in curve if TASKS[task].reaches(each['quality'], target))
+    return next((each['seconds'] for each in reached), None)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """A table for people, with seconds / accuracy after every epoch."""
+    """Return a table for people, with seconds / quality at each evaluation."""
     first = rows[0]
+    unit = TASKS[first['task']].unit.strip()
     lines = [
-        f'seconds to {first["target"]:g} % at {first["rate"]}, {first["nodes"]} nodes; MB sent per '
-        'worker; seconds/accuracy after each epoch'
+        f'seconds to {first["target"]:g} {unit} at {first["rate"]}, {first["nodes"]} nodes; MB '
+        f'sent per worker; seconds/{unit} at each evaluation'
     ]
     for row in rows:
         if 'error' in row:
             lines.append(f'{row["name"]:22} failed: {row["error"]}')
             continue
         seconds = 'never' if row['seconds'] is None else f'{row["seconds"]:.0f} s'
-        epochs = '  '.join(f'{e["seconds"]:.0f}/{e["accuracy"]:.1f}' for e in row['epochs'])
-        lines.append(f'{row["name"]:22}{seconds:>8}{row["megabytes"]:10.2f} MB   {epochs}')
+        sent = '' if row['megabytes'] is None else f'{row["megabytes"]:.2f} MB'
+        points = '  '.join(f'{e["seconds"]:.0f}/{e["quality"]:.4g}' for e in row['curve'])
+        lines.append(f'{row["name"]:22}{seconds:>8}{sent:>13}   {points}')
     return '\n'.join(lines)
 
 

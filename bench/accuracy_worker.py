@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from bench.rows import Make, Trained, composition, ddp
-from tools.harness.algorithms import DENSITY, WITHIN_DGC, algorithm
+from bench.accuracy_rows import ROWS, Hooked
+from bench.accuracy_tasks import TASKS, test_loader
 
 if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
+    from torch import Tensor
 
-    from dgc import Composition, Engine
+    from dgc import Engine
 
-LR = 0.1  # of four workers of batch 32, after the first epoch
-WARMUP = 2  # epochs in which the density falls
 SEED = 42
 
 
@@ -27,54 +25,27 @@ SEED = 42
 class Recipe:
     """What to train.
 
-    row: of ROWS. root: folder of the images, of which the first ``images`` are trained with.
-    batch: samples per worker and step.
+    Attributes:
+        row: Of ROWS.
+        task: Of TASKS.
+        root: Folder of the data.
+        samples: Training samples of an epoch.
+        batch: Samples per worker and step.
+        epochs: Number of epochs.
+        every: Steps between two evaluations.
+        test: The first so many test samples are evaluated.
+        target: A quality at which training ends; None: at the end of the epochs.
     """
 
     row: str
+    task: str
     root: str
-    images: int
+    samples: int
     batch: int
     epochs: int
-
-
-class Compressed(NamedTuple):
-    """A row of Deep Gradient Compression: with which algorithm's exchange, at which density."""
-
-    algorithm: str
-    density: float = DENSITY
-
-
-ROWS: dict[str, Compressed | None] = {  # None: DistributedDataParallel
-    'ddp': None,
-    'dgc': Compressed('dgc'),
-    'dgc 1 %': Compressed('dgc', 0.01),
-    'gtopk': Compressed('gtopk'),
-    'gtopk 1 %': Compressed('gtopk', 0.01),
-    'spardl': Compressed('spardl'),
-    'spardl 1 %': Compressed('spardl', 0.01),
-    'oktopk 1 %': Compressed('oktopk', 0.01),
-}
-
-
-def maker(name: str, steps_per_epoch: int) -> Make:
-    """What makes a row's network and optimizer; its density falls for WARMUP epochs."""
-    row = ROWS[name]
-    if row is None:
-        return ddp
-
-    def compressed() -> Composition:
-        warmup = {'warmup_epochs': WARMUP, 'warmup_stage_steps': steps_per_epoch}
-        return algorithm(row.algorithm, row.density, **WITHIN_DGC, **warmup)
-
-    return composition(compressed)
-
-
-def rate_at(step: int, steps: int, epochs: int) -> float:
-    """Learning rate: one epoch of linear warm-up, then a cosine to zero. steps: per epoch."""
-    if step < steps:
-        return LR * (step + 1) / steps
-    return LR * (1 + math.cos(math.pi * (step - steps) / (steps * (epochs - 1) or 1))) / 2
+    every: int
+    test: int
+    target: float | None = None
 
 
 class Training:
@@ -83,68 +54,82 @@ class Training:
     def __init__(self, recipe: Recipe, engine: Engine) -> None:
         import torch
 
-        from datasets import CIFAR
-        from models.cifar import resnet20
-        from utils.data import evaluation_loader, train_loader
+        from utils.data import train_loader
 
-        images = CIFAR(recipe.root, download=False, verify=False, num_train=recipe.images)
+        self.engine, self.recipe = engine, recipe
+        self.task, self.row = TASKS[recipe.task], ROWS[recipe.row]
+        data = self.task.data(Path(recipe.root), recipe.samples)
         rank, size = engine.rank, engine.size
-        self.loader, self.share = train_loader(images['train'], recipe.batch, rank, size, SEED)
-        self.test = evaluation_loader(images['test'], 250, rank, size)
+        self.loader, self.share = train_loader(data['train'], recipe.batch, rank, size, SEED)
+        self.test = test_loader(data['test'], recipe.test, rank, size)
         torch.manual_seed(SEED)
-        make = maker(recipe.row, len(self.loader))
-        self.engine, self.epochs = engine, recipe.epochs
-        self.trained: Trained = make(resnet20(10).train(), engine, None)
+        network = self.task.network().train()
+        self.trained = self.row.trained(self.task, network, engine, len(self.loader))
         torch.manual_seed(SEED + rank)  # augmentation
+        self.steps = 0
 
-    def epoch(self, number: int) -> float:
-        """Make one pass over the training images; return its seconds."""
-        from torch.nn.functional import cross_entropy
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the batches of all epochs."""
+        for epoch in range(self.recipe.epochs):
+            self.share.epoch = epoch
+            yield from self.loader
 
+    def curve(self) -> Iterator[dict[str, float]]:
+        """Train; yield steps, seconds of training and quality after each ``every`` steps."""
+        batches, seconds = self.batches(), 0.0
+        total = len(self.loader) * self.recipe.epochs
+        while self.steps < total:
+            seconds += self.train(batches, min(self.recipe.every, total - self.steps))
+            quality = self.quality()
+            yield {'steps': self.steps, 'seconds': seconds, 'quality': quality}
+            if self.recipe.target is not None and self.task.reaches(quality, self.recipe.target):
+                return
+
+    def train(self, batches: Iterator[tuple[Tensor, Tensor]], count: int) -> float:
+        """Make some steps; return their seconds."""
         network, optimizer = self.trained.network.train(), self.trained.optimizer
-        self.share.epoch = number
-        steps = len(self.loader)
         self.engine.barrier()
         start = time.perf_counter()
-        for step, (inputs, targets) in enumerate(self.loader, number * steps):
+        for _ in range(count):
+            inputs, targets = next(batches)
             for group in optimizer.param_groups:
-                group['lr'] = rate_at(step, steps, self.epochs)
+                rate = self.task.rate_at(self.steps, len(self.loader), self.recipe.epochs)
+                group['lr'] = rate
             optimizer.zero_grad()
-            cross_entropy(network(inputs), targets).backward()
+            self.task.loss(network(inputs), targets).backward()
             optimizer.step()
+            self.steps += 1
         self.engine.barrier()
         return time.perf_counter() - start
 
-    def accuracy(self) -> float:
-        """Percentage of all test images, with BatchNorm's statistics averaged over the workers."""
+    def quality(self) -> float:
+        """Return that of the test samples, with BatchNorm's statistics averaged over workers."""
         import torch
 
         import dgc
 
         network = self.trained.network.eval()
         dgc.average_tensors(self.engine, network.buffers())
-        with torch.inference_mode():
-            right = sum(int((network(x).argmax(1) == y).sum()) for x, y in self.test)
-        counts = torch.tensor([float(right), float(count(self.test))])
-        right, total = self.engine.all_reduce(counts).tolist()
-        return 100 * right / total
+        sums = torch.zeros(2, dtype=torch.float64)
+        with torch.inference_mode(), self.trained.evaluated():
+            for inputs, targets in self.test:
+                sums += torch.tensor(self.task.sums(network(inputs), targets), dtype=torch.float64)
+        first, second = self.engine.all_reduce(sums).tolist()
+        return self.task.quality((first, second))
 
-    def megabytes(self) -> float:
-        """Gradients that this worker has sent so far, in 10⁶ bytes; for DDP, those of a ring."""
-        if self.trained.ours is not None:
-            return self.trained.ours.reducer.progress.sent / 1e6
-        parameters = sum(p.numel() for p in self.trained.network.parameters())
-        size, steps = self.engine.size, len(self.loader) * self.epochs
-        return 2 * (size - 1) / size * 4 * parameters * steps / 1e6
-
-
-def count(loader: DataLoader) -> int:
-    """Number of this worker's images."""
-    return len(loader.sampler)  # type: ignore[arg-type]
+    def megabytes(self) -> float | None:
+        """Return what this worker has sent so far, in 10⁶ bytes; for DDP, as a ring does."""
+        if self.trained.sent is not None:
+            return self.trained.sent() / 1e6
+        if not isinstance(self.row, Hooked) or self.row.factor is None:
+            return None
+        parameters = sum(each.numel() for each in self.trained.network.parameters())
+        size = self.engine.size
+        return 2 * (size - 1) / size * 4 * self.row.factor * parameters * self.steps / 1e6
 
 
 def main(path: str) -> None:
-    """Train what the specification at ``path`` asks for; rank 0 answers after every epoch."""
+    """Train what the specification at ``path`` asks for; rank 0 answers after each evaluation."""
     import torch
 
     import dgc
@@ -159,13 +144,13 @@ def main(path: str) -> None:
     engine = dgc.create()
     training = Training(Recipe(**spec), engine)
     wait_at(answer.parent, engine)
-    seconds, epochs = 0.0, []
-    for number in range(training.epochs):
-        seconds += training.epoch(number)
-        epochs.append({'seconds': seconds, 'accuracy': training.accuracy()})
+    points = []
+    for point in training.curve():
+        points.append(point)
         if engine.rank == 0:
-            print(f'epoch {number}: {seconds:.0f} s, {epochs[-1]["accuracy"]:.2f} %', flush=True)
-            write_json(answer, {'epochs': epochs, 'megabytes': training.megabytes()})
+            reached = f'{point["quality"]:.3f}{training.task.unit}'
+            print(f'step {point["steps"]}: {point["seconds"]:.0f} s, {reached}', flush=True)
+            write_json(answer, {'curve': points, 'megabytes': training.megabytes()})
     engine.barrier()
     engine.close()
 

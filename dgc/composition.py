@@ -11,6 +11,7 @@ from dgc.checks import check_part
 from dgc.clipping import Clipping
 from dgc.codec import Codec, Contraction, Unbiased
 from dgc.compressors import Compressor, Dense
+from dgc.control import Control
 from dgc.exchanges import AllReduce, Exchange, Hierarchical
 from dgc.memory import Memory, NoMemory
 from dgc.planner import BySize, Planner
@@ -44,6 +45,8 @@ class Composition:
         always_sparse: Whether a bucket is compressed also where its messages would be longer than
             a dense all-reduce, as in the release of Deep Gradient Compression. By default such a
             bucket is sent uncompressed.
+        control: Changes densities during training, from what the ranks measure; None leaves them
+            as scheduled.
 
     Raises:
         TypeError: Where a part is not an object of its class.
@@ -61,12 +64,14 @@ class Composition:
     transform: Transform = field(default_factory=Identity)
     nonfinite: str = 'stop'
     always_sparse: bool = False
+    control: Control | None = None
 
     def __post_init__(self) -> None:
         self._check_types()
         if self.nonfinite not in NONFINITE:
             raise ValueError(f'nonfinite must be one of {NONFINITE}, got {self.nonfinite!r}')
         self._check_payload()
+        self._check_control()
         self._check_evenness()
         self._check_coding()
 
@@ -80,6 +85,8 @@ class Composition:
         check_part('rules', self.rules, LayerRules, 'LayerRules()')
         check_part('planner', self.planner, Planner, 'BySize()')
         check_part('transform', self.transform, Transform, 'BlockDCT()')
+        if self.control is not None:
+            check_part('control', self.control, Control, 'GraVAC()')
         if self.clipping is not None:
             name = 'gradient_clipping'  # in the settings of all algorithms
             check_part(name, self.clipping, Clipping, 'ClipByModelNorm(1.0)')
@@ -105,6 +112,30 @@ class Composition:
             raise ValueError(
                 f'{exchange} writes {written.value} messages and indices={self.codec.indices!r} '
                 f'does not fit them: set indices to {indices}'
+            )
+
+    def _check_control(self) -> None:
+        """Refuse a control of densities where there are none, or nothing is kept that tells the
+        error of a message."""
+        if self.control is None:
+            return
+        name = type(self.control).__name__
+        if self.compressor.payload is not Payload.SPARSE:
+            raise ValueError(
+                f'{name} changes the density of messages, and {type(self.compressor).__name__} '
+                'selects none: choose a compressor that does, such as SampledTopK, and an exchange '
+                'of its messages, such as AllGather'
+            )
+        spec = BucketSpec.of_shape(4096)
+        if self.compressor.budget(spec, 0.01) == self.compressor.budget(spec, 0.1):
+            raise ValueError(
+                f'{name} changes densities, on which {type(self.compressor).__name__} does not '
+                'depend: choose another compressor, such as SampledTopK'
+            )
+        if not self.memory.unsent:
+            raise ValueError(
+                f'{name} measures what a message leaves in a residual, and '
+                f'{type(self.memory).__name__} has none: use Residual or MomentumCorrection'
             )
 
     def _check_evenness(self) -> None:
@@ -186,6 +217,7 @@ class Composition:
             'exchange': self.exchange.state_for(spec) if spec.schedule is not None else {},
             'transform': self.transform.state_for(spec),
             'codec': {'draws': Values()},
+            **({} if self.control is None else {'control': self.control.state_for(spec)}),
         }
 
     def fingerprint(self, steps_per_epoch: int | None) -> dict[str, str]:
@@ -196,7 +228,7 @@ class Composition:
         """
         parts = (
             self.codec, self.exchange, self.compressor, self.memory, self.transform, self.clipping,
-            self.rules, self.nonfinite, self.always_sparse,
+            self.rules, self.nonfinite, self.always_sparse, self.control,
         )  # fmt: skip
         schedule = self.schedule
         by_epoch = schedule.warmup_epochs and schedule.stage_steps is None

@@ -78,7 +78,7 @@ class Values:
 
 Entry = Elements | PerParameter | OwnedSlice | Values
 Entries = Mapping[str, Entry]  # entry name → what it is
-ROLES = ('memory', 'compressor', 'exchange', 'transform', 'codec')
+ROLES = ('memory', 'compressor', 'exchange', 'transform', 'codec', 'control')
 
 
 def owned_range(numel: int, rank: int, size: int) -> tuple[int, int]:

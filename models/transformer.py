@@ -89,12 +89,11 @@ class Transformer(Recomputing):
         self.embedding = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(context, width)
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(
-            Block(width, width // HEAD, self.causal, dropout) for _ in range(layers)
-        )
+        blocks = [Block(width, width // HEAD, self.causal, dropout) for _ in range(layers)]
+        self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(width)
         self.apply(initialise)
-        for block in self.blocks:
+        for block in blocks:
             for added in (block.mix, block.contract):
                 nn.init.normal_(added.weight, std=STD / math.sqrt(2 * layers))
 

@@ -8,6 +8,7 @@ Ranks may have different numbers of samples: only sums and counts are added up.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -175,7 +176,7 @@ class R2:
         return 1 - errors / spread if spread > 0 else 0.0
 
 
-class ErrorRate:
+class ErrorRate(ABC):
     """Edits that turn what was recognized into the transcript, in percent of its length.
 
     An edit inserts, removes or replaces one unit. Outputs are decoded greedily, as CTC's.
@@ -191,9 +192,9 @@ class ErrorRate:
         self.edits = 0
         self.units = 0
 
+    @abstractmethod
     def units_of(self, text: str) -> Sequence[str]:
         """The units of a text."""
-        raise NotImplementedError
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Count a batch: scores ``[batch, frames, classes]``, letters ``[batch, length]``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dgc.algorithms.async_diloco import async_diloco
 from dgc.algorithms.chunk import chunk
 from dgc.algorithms.deep_gradient_compression import deep_gradient_compression
 from dgc.algorithms.demo import demo
@@ -9,8 +10,10 @@ from dgc.algorithms.dense import dense
 from dgc.algorithms.dgs import asgd, async_dgc, dgs, gradient_dropping
 from dgc.algorithms.diloco import diloco, quantized_diloco
 from dgc.algorithms.gaussian_k import gaussian_k
+from dgc.algorithms.gravac import gravac
 from dgc.algorithms.gtopk import gtopk, gtopk_doubling
 from dgc.algorithms.hierarchical import hierarchical
+from dgc.algorithms.l_greco import l_greco
 from dgc.algorithms.lags import lags
 from dgc.algorithms.merged import mgwfbp, omgs
 from dgc.algorithms.muloco import muloco
@@ -29,7 +32,8 @@ from dgc.algorithms.streaming_diloco import streaming_diloco
 from dgc.algorithms.table import CONSERVING, Algorithm, Kind, Law
 from dgc.algorithms.tern_grad import tern_grad
 from dgc.algorithms.threshold_v import threshold_v
-from dgc.optim import OneBitAdam
+from dgc.algorithms.zero_one_adam import zero_one_adam
+from dgc.optim import OneBitAdam, ZeroOneAdam
 
 __all__ = ['ALGORITHMS', 'Algorithm', 'Kind', 'Law']
 
@@ -158,6 +162,20 @@ ALGORITHMS: dict[str, Algorithm] = {
             ('configs/lags/adaptive.py',),
         ),
         Algorithm(
+            'l-greco',
+            'L-GreCo: densities by layer, for the fewest bytes at the error of a common density',
+            'Markov et al., MLSys 2024, arXiv 2210.17357',
+            l_greco,
+            ('configs/dgc/wm5.py', 'configs/dgc/l_greco.py'),
+        ),
+        Algorithm(
+            'gravac',
+            'GraVAC: a density that falls while messages keep enough of what they compress',
+            'Tyagi and Swany, arXiv 2305.12201',
+            gravac,
+            ('configs/dgc/wm0.py', 'configs/dgc/gravac.py'),
+        ),
+        Algorithm(
             'chunk',
             'chunks chosen together, all-reduced',
             SUN,
@@ -179,6 +197,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             ('configs/signsgd/vote.py',),
             frozenset({Law.EQUALS_DENSE}),
             has_density=False,
+            has_own_rule=True,
         ),
         Algorithm(
             'signum',
@@ -188,6 +207,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             ('configs/signsgd/signum.py',),
             frozenset({Law.EQUALS_DENSE}),
             has_density=False,
+            has_own_rule=True,
         ),
         Algorithm(
             'ef-sign-sgd',
@@ -255,6 +275,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             ('configs/demo/demo.py',),
             frozenset(),
             has_density=False,
+            has_own_rule=True,
         ),
         Algorithm(
             'one-bit-adam',
@@ -265,6 +286,18 @@ ALGORITHMS: dict[str, Algorithm] = {
             frozenset(),
             has_density=False,
             optimizer=OneBitAdam,
+            has_own_rule=True,
+        ),
+        Algorithm(
+            'zero-one-adam',
+            'one bit per element of a summed momentum from the first step on, then local steps',
+            'Lu et al., ICLR 2023, arXiv 2202.06009',
+            zero_one_adam,
+            ('configs/zeroone/adam.py',),
+            frozenset({Law.EQUALS_DENSE}),
+            Kind.LOCAL_STEPS,
+            has_density=False,
+            optimizer=ZeroOneAdam,
         ),
         Algorithm(
             'diloco',
@@ -297,6 +330,16 @@ ALGORITHMS: dict[str, Algorithm] = {
             has_density=False,
         ),
         Algorithm(
+            'async-diloco',
+            'DiLoCo with a server: outer steps on the movement of a quorum, and nobody waits',
+            'arXiv 2604.21428; Liu et al., arXiv 2401.09135',
+            async_diloco,
+            ('configs/diloco/asynchronous.py',),
+            frozenset({Law.CONSERVES, Law.EQUALS_DENSE, Law.FLUSHES}),
+            Kind.ASYNCHRONOUS_LOCAL_STEPS,
+            has_density=False,
+        ),
+        Algorithm(
             'sparse-loco',
             'local steps; two bits for the largest elements of each chunk of their movement',
             'Sarfi et al., arXiv 2508.15706',
@@ -315,6 +358,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             frozenset({Law.EQUALS_DENSE}),
             Kind.LOCAL_STEPS,
             has_density=False,
+            has_own_rule=True,
         ),
         Algorithm(
             'dgs',

@@ -24,6 +24,7 @@ from dgc.clipping import Clipping
 from dgc.codec import Codec
 from dgc.composition import Composition
 from dgc.compressors import Compressor, Dense, SampledTopK
+from dgc.control import Control
 from dgc.exchanges import AllGather, Exchange
 from dgc.memory import Memory, MomentumCorrection
 from dgc.planner import BySize, Planner
@@ -58,6 +59,7 @@ def deep_gradient_compression(
     gradient_clipping: Clipping | None = None,
     nonfinite: str = 'stop',
     always_sparse: bool = False,
+    control: Control | None = None,
 ) -> Composition:
     """Return the composition of the paper, by the setting names of its release.
 
@@ -88,6 +90,8 @@ def deep_gradient_compression(
         nonfinite: On an infinity or NaN, 'stop' or 'skip'; see Composition.
         always_sparse: Whether to send sparse messages also where they are longer than dense ones,
             as the release does.
+        control: Changes the density during training, from what the ranks measure; None: nothing
+            does.
 
     Raises:
         TypeError: For a setting of a wrong type.
@@ -118,6 +122,7 @@ def deep_gradient_compression(
         clipping=gradient_clipping,
         nonfinite=nonfinite,
         always_sparse=always_sparse,
+        control=control,
     )
 
 

@@ -6,6 +6,7 @@ the others: nothing is sent while nobody waits.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -62,8 +63,12 @@ class Beats:
 
     def read(self) -> Mapping[int, str]:
         """Return the texts of the others; of one that is stopped or gone there is none."""
-        told = {rank: read(address) for rank, address in self.others.items()}
-        return {rank: each[1] for rank, each in told.items() if each is not None}
+        texts = {}
+        for rank, address in self.others.items():
+            with contextlib.suppress(OSError):  # it is gone
+                if (told := read(address)) is not None:
+                    texts[rank] = told.beat
+        return texts
 
 
 class ElasticWatch(Watch):

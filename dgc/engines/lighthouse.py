@@ -21,8 +21,8 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dgc.engines.base import EngineError
-from dgc.engines.meeting import REACH, Quorum
-from dgc.engines.notice import Notice
+from dgc.engines.meeting import Quorum
+from dgc.engines.notice import REACH, Notice
 
 log = logging.getLogger('dgc')
 
@@ -201,8 +201,8 @@ class Lighthouse:
     def _connect(self) -> Any:
         """Return a client. Raises OSError or RuntimeError."""
         # The client itself tries again for REACH where nothing listens, and training waits.
-        socket.create_connection(self._server, timeout=REACH.total_seconds()).close()
-        return self._make(f'http://{self.address}', REACH)
+        socket.create_connection(self._server, timeout=REACH).close()
+        return self._make(f'http://{self.address}', timedelta(seconds=REACH))
 
     def _start_beating(self) -> None:
         """Start the heartbeats, unless they have begun."""

@@ -1,4 +1,4 @@
-"""What an elastic worker tells others that ask: by a connection that it answers with two lines.
+"""What an elastic worker tells others that ask: by a connection that it answers with three lines.
 
 Not in its store, whose client tries for seconds to reach a process that is stopped, and prints the
 frames of its own code.
@@ -9,9 +9,25 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from typing import NamedTuple
 
+REACH = 2.0  # seconds to connect to a machine
 READ = 1.0  # seconds for an answer; who is stopped gives none
 LONGEST = 4096  # bytes of one
+
+
+class Told(NamedTuple):
+    """What a notice says.
+
+    Attributes:
+        given_up: The last question to the lighthouse that the worker does not follow the answer of.
+        quorum: The key of the last quorum that it has followed; '' for none.
+        beat: That of ``dgc.engines.watch``.
+    """
+
+    given_up: int
+    quorum: str
+    beat: str
 
 
 class Notice:
@@ -22,8 +38,7 @@ class Notice:
 
     Attributes:
         address: Where it is served, as ``host:port``.
-        given_up: The last question to the lighthouse that the worker does not follow the answer of.
-        beat: That of ``dgc.engines.watch``.
+        given_up, quorum, beat: As in ``Told``; to be assigned.
     """
 
     def __init__(self, host: str) -> None:
@@ -31,7 +46,7 @@ class Notice:
         # At all addresses, as a store: the one by which others reach this machine need not be its.
         self._server = socket.create_server(('', 0), family=family, backlog=128)
         self.address = f'{host}:{self._server.getsockname()[1]}'
-        self.given_up, self.beat = 0, ''
+        self.given_up, self.quorum, self.beat = 0, '', ''
         threading.Thread(target=self._serve, name='dgc-notice', daemon=True).start()
 
     def _serve(self) -> None:
@@ -42,7 +57,8 @@ class Notice:
                 return
             with connection, contextlib.suppress(OSError):
                 connection.settimeout(READ)
-                connection.sendall(f'{self.given_up}\n{self.beat}'.encode())
+                text = f'{self.given_up}\n{self.quorum}\n{self.beat}'
+                connection.sendall(text.encode())
 
     def close(self) -> None:
         """Serve no more."""
@@ -51,15 +67,20 @@ class Notice:
         self._server.close()
 
 
-def read(address: str) -> tuple[int, str] | None:
-    """Return ``given_up`` and ``beat`` of the worker at ``host:port``; None without an answer."""
+def read(address: str) -> Told | None:
+    """Return what the worker at ``host:port`` tells; None where it does not answer in time.
+
+    Raises:
+        OSError: Where nothing listens there: its process is gone, or its machine.
+    """
     host, _, port = address.rpartition(':')
     received = b''
-    try:
-        with socket.create_connection((host, int(port)), timeout=READ) as connection:
+    with socket.create_connection((host, int(port)), timeout=REACH) as connection:
+        connection.settimeout(READ)
+        try:
             while len(received) < LONGEST and (part := connection.recv(LONGEST)):
                 received += part
-        number, _, beat = received.decode(errors='replace').partition('\n')
-        return int(number), beat
-    except (OSError, ValueError):
-        return None
+            number, quorum, beat = received.decode(errors='replace').split('\n', 2)
+            return Told(int(number), quorum, beat)
+        except (TimeoutError, ValueError):
+            return None

@@ -44,6 +44,9 @@ log = logging.getLogger('dgc')
 
 CONNECT_SECONDS = 5.0  # until all members of a group have met
 ASK_SECONDS, JOIN_SECONDS = 60.0, 1.0  # for an answer, of a member and of one that wants to join
+# torch looks up the name of each address that its stores connect to, until a lookup fails. A name
+# server that does not answer at once would hold up the others for ten seconds (pytorch 159007).
+NAME_SERVER = 'timeout:1 attempts:1'
 POLL_SECONDS = 5.0  # until the lighthouse has answered whether somebody wants to join
 LEAST_SILENT, MOST_SILENT = 0.5, 30.0  # seconds between questions to a lighthouse that is gone
 LEAST_DROP_SECONDS = 10.0
@@ -131,6 +134,7 @@ class TorchftEngine(Engine):
     ) -> None:
         super().__init__(0, 1, 0, 1)
         os.environ.setdefault('TORCH_CPP_LOG_LEVEL', 'ERROR')
+        os.environ.setdefault('RES_OPTIONS', NAME_SERVER)
         self.settings = settings
         self.lighthouse = Lighthouse(settings.lighthouse, settings.worker)
         self.worker = self.lighthouse.worker
@@ -399,7 +403,7 @@ class TorchftEngine(Engine):
 
     def _meet(self, quorum: Quorum) -> None:
         """Connect to the other members. Raises LostError where one does not come."""
-        quorum.meet(self.rank, CONNECT_SECONDS)
+        quorum.meet(self.lighthouse.notice, CONNECT_SECONDS)
         self._group = self._make(timeout=timedelta(seconds=CONNECT_SECONDS))
         self._limited = CONNECT_SECONDS
         address = f'{quorum.stores[0]}/dgc/{quorum.key}'

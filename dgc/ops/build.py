@@ -37,6 +37,9 @@ INSTRUCTION_SETS = {
     'avx2': AVX2,
     'avx512': [*AVX512, '-mprefer-vector-width=512'],
 }
+# Sources that are compiled for each of them, with further flags. Nothing is rounded in the cosine
+# transform, so products and sums may be contracted there.
+LOOPS = {'kernels': [], 'updates': [], 'cosine_loop': ['-ffp-contract=fast']}
 TIMEOUT = 600  # seconds per file, which usually takes ten
 
 
@@ -62,7 +65,7 @@ def library_paths() -> dict[Path, Path]:
 
     There is one in each folder for caches, best first: folder → path. It may not be built yet.
     """
-    digest = hashlib.sha256(repr((FLAGS, INSTRUCTION_SETS)).encode())
+    digest = hashlib.sha256(repr((FLAGS, INSTRUCTION_SETS, LOOPS)).encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.read_bytes())
     key = f'torch-{torch.__version__}-{platform.machine()}-{digest.hexdigest()[:16]}'
@@ -147,11 +150,11 @@ def _compile(compiler: list[str], scratch: Path) -> Path:
     sets = INSTRUCTION_SETS if is_x86() else {'baseline': []}
     include = ['-isystem', str(torch_folder / 'include')]
     jobs = [
-        (source, f'{source}-{name}', [*options, f'-DDGC_ISA={name}'])
-        for source in ('kernels', 'updates')
+        (source, f'{source}-{name}', [*options, *extra, f'-DDGC_ISA={name}'])
+        for source, extra in LOOPS.items()
         for name, options in sets.items()
     ]
-    plain = ('bindings', 'codec', 'elias_fano', 'even', 'gradients')
+    plain = ('bindings', 'codec', 'cosine', 'elias_fano', 'even', 'gradients')
     jobs += [(name, name, include) for name in plain]
     objects = []
     for source, name, options in jobs:

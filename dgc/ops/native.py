@@ -174,6 +174,21 @@ def even_decode(section: Tensor, numel: int, count: int, chunk: int) -> tuple[Te
     return torch.ops.dgc.even_decode(readable(section), numel, count, chunk)
 
 
+def cosine(
+    source: Tensor, target: Tensor, across: int, left: Tensor, right: Tensor, inverse: bool
+) -> None:
+    """Compute ``dgc.transforms.dct.exact_product`` of all tiles of a matrix.
+
+    Args:
+        source: Flat, of any floating point type.
+        target: Flat and as long, float32; overwritten.
+        across: Tiles next to each other in a row of the matrix.
+        left, right: The cosines of a tile's height and width.
+        inverse: Whether ``source`` has tiles one after another, and ``target`` is a matrix.
+    """
+    torch.ops.dgc.cosine(readable(source.detach().float()), target, across, left, right, inverse)
+
+
 def readable(tensor: Tensor) -> Tensor:
     """Return a tensor of the same elements as C++ reads them: contiguous and aligned."""
     tensor = tensor.contiguous()

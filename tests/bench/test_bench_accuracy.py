@@ -1,50 +1,70 @@
-"""Seconds to an accuracy: the command line, the schedule, and the table."""
+"""Seconds to a quality: the command line, the schedule, the tasks, the rows, and the table."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
+from torch.utils.data import TensorDataset
 
 import dgc
-from bench.accuracy import parse, seconds_to, table
-from bench.accuracy_worker import LR, ROWS, maker, rate_at
+from bench.accuracy import parse, recipe, seconds_to, table
+from bench.accuracy_rows import ROWS, Compressed, Hooked
+from bench.accuracy_tasks import TASKS
+from bench.accuracy_worker import Recipe, Training
 from tools.harness.workloads import WORKLOADS, make_model
 
-EPOCHS = [
-    {'seconds': 10.0, 'accuracy': 30.0},
-    {'seconds': 20.0, 'accuracy': 47.0},
-    {'seconds': 30.0, 'accuracy': 44.0},
+CURVE = [
+    {'steps': 5, 'seconds': 10.0, 'quality': 30.0},
+    {'steps': 10, 'seconds': 20.0, 'quality': 47.0},
+    {'steps': 15, 'seconds': 30.0, 'quality': 44.0},
 ]
+SAMPLES = 40
+COMPRESSED = [name for name, row in ROWS.items() if isinstance(row, Compressed)]
+OURS = [name for name, row in ROWS.items() if not isinstance(row, Hooked)]
 
 
-@pytest.mark.parametrize(('target', 'expected'), [(25, 10.0), (45, 20.0), (47, 20.0), (50, None)])
-def test_the_first_epoch_at_the_target_counts(target, expected):
-    assert seconds_to(target, EPOCHS) == expected
+@pytest.mark.parametrize(
+    ('task', 'target', 'expected'),
+    [
+        ('resnet20', 25, 10.0),
+        ('resnet20', 45, 20.0),
+        ('resnet20', 47, 20.0),
+        ('resnet20', 50, None),
+        ('gpt', 45, 10.0),  # a loss
+        ('gpt', 29, None),
+    ],
+)
+def test_the_first_evaluation_at_the_target_counts(task, target, expected):
+    assert seconds_to(task, target, CURVE) == expected
 
 
-def test_without_epochs_there_is_no_time():
-    assert seconds_to(10, []) is None
+def test_without_evaluations_there_is_no_time():
+    assert seconds_to('vgg16', 10, []) is None
 
 
-def test_the_rate_warms_up_for_an_epoch_and_ends_at_zero():
-    steps, epochs = 10, 4
-    rates = [rate_at(step, steps, epochs) for step in range(steps * epochs + 1)]
-    assert rates[0] == pytest.approx(LR / steps)
-    assert max(rates) == rates[9] == rates[10] == pytest.approx(LR)
+@pytest.mark.parametrize('name', TASKS)
+def test_the_rate_warms_up_for_an_epoch_and_ends_at_zero(name):
+    task, steps, epochs = TASKS[name], 10, 4
+    rates = [task.rate_at(step, steps, epochs) for step in range(steps * epochs + 1)]
+    assert rates[0] == pytest.approx(task.lr / steps)
+    assert max(rates) == rates[9] == rates[10] == pytest.approx(task.lr)
     assert rates[10:] == sorted(rates[10:], reverse=True)
     assert rates[-1] == pytest.approx(0.0)
 
 
 def test_the_table_has_never_and_why_a_row_failed():
-    about = {'rate': '100mbit', 'nodes': 4, 'target': 45.0, 'megabytes': 12.5, 'epochs': EPOCHS}
+    about = {'rate': '100mbit', 'nodes': 4, 'target': 45.0, 'task': 'vgg16', 'curve': CURVE}
     rows = [
-        {'name': 'ddp', 'seconds': 20.0, **about},
-        {'name': 'dgc', 'seconds': None, **about},
+        {'name': 'ddp', 'seconds': 20.0, 'megabytes': 12.5, **about},
+        {'name': 'powersgd', 'seconds': None, 'megabytes': None, **about},
         {'name': 'gtopk', 'error': 'the workers did not end in time'},
     ]
     title, ddp, never, failed = table(rows).splitlines()
     assert title.startswith('seconds to 45 % at 100mbit, 4 nodes')
-    assert ddp.split()[:4] == ['ddp', '20', 's', '12.50'] and ddp.endswith('30/44.0')
-    assert never.split()[1] == 'never'
+    assert ddp.split()[:5] == ['ddp', '20', 's', '12.50', 'MB'] and ddp.endswith('30/44')
+    assert never.split()[1] == 'never' and 'MB' not in never
     assert 'failed: the workers did not end in time' in failed
 
 
@@ -52,8 +72,11 @@ def test_the_table_has_never_and_why_a_row_failed():
     ('words', 'message'),
     [
         (['--only', 'dcg'], "no row 'dcg'"),
+        (['--task', 'resnet'], "no task 'resnet'"),
         (['--root', '/nowhere'], 'does not hold cifar-10-batches-py'),
+        (['--task', 'gpt'], 'does not hold tinyshakespeare/input.txt'),
         (['--rate', 'fast'], 'fast'),
+        (['--samples', '100'], 'a step of all workers takes 128'),
     ],
 )
 def test_invalid_input_is_refused(tmp_path, capsys, words, message):
@@ -64,15 +87,65 @@ def test_invalid_input_is_refused(tmp_path, capsys, words, message):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('name', [name for name in ROWS if name != 'ddp'])
-def test_rows_warm_up_for_two_epochs(name):
-    trained = dgc.simulate(
-        1, lambda engine: maker(name, 5)(make_model(WORKLOADS['digits']), engine, None)
-    )[0]
+def test_rows_end_at_the_target_only_where_they_are_looked_at_often(tmp_path):
+    (tmp_path / 'cifar-10-batches-py').mkdir()
+    arguments = parse(['--root', str(tmp_path), '--samples', '1280', '--target', '60'])
+    whole = recipe('dgc', arguments)
+    assert (whole.every, whole.target) == (1280 // 4 // 32, None)
+    arguments.every = 3
+    assert (recipe('dgc', arguments).every, recipe('dgc', arguments).target) == (3, 60.0)
+
+
+@pytest.mark.parametrize('task', TASKS)
+@pytest.mark.parametrize(
+    'name', [name for name, row in ROWS.items() if isinstance(row, Compressed)]
+)
+def test_densities_fall_for_two_epochs(name, task):
+    def make(engine):
+        network = make_model(WORKLOADS['digits'])
+        return ROWS[name].trained(TASKS[task], network, engine, 5).optimizer
+
+    (ours,) = dgc.simulate(1, make)
     densities = {
         bucket.spec.schedule.at(step, 5)
-        for bucket in trained.ours.reducer.buckets
+        for bucket in ours.reducer.buckets
         for step in (0, 5, 10, 100)
         if bucket.spec.schedule is not None
     }
     assert len(densities) == 3 and min(densities) == pytest.approx(0.01 if '1 %' in name else 0.001)
+
+
+class Digits(type(TASKS['vgg16'])):
+    """A task of a few digits, in place of images that tests must not need."""
+
+    def network(self):
+        return make_model(WORKLOADS['digits'])
+
+    def data(self, root, samples):
+        generator = torch.Generator().manual_seed(0)
+        targets = torch.arange(SAMPLES) % 10
+        images = torch.randn(10, 1, 8, 8, generator=generator)[targets]
+        data = TensorDataset(images, targets)
+        return {'train': data, 'test': data}
+
+
+@pytest.mark.parametrize('is_adaptive', [False, True], ids=['SGD', 'AdamW'])
+@pytest.mark.parametrize(
+    'name', [name for name, row in ROWS.items() if not isinstance(row, Hooked)]
+)
+def test_every_row_trains_and_all_ranks_see_the_same_quality(monkeypatch, name, is_adaptive):
+    fields = {**vars(TASKS['vgg16']), 'is_adaptive': is_adaptive, 'lr': 0.01}
+    monkeypatch.setitem(TASKS, 'vgg16', Digits(**fields))
+    of_row = Recipe(name, 'vgg16', '', SAMPLES, 5, epochs=16, every=16, test=100)
+
+    def work(engine):
+        training = Training(of_row, engine)
+        return list(training.curve()), training.megabytes()
+
+    (curve, sent), (other, _) = dgc.simulate(2, work)
+    assert [each['quality'] for each in curve] == [each['quality'] for each in other]
+    assert [each['steps'] for each in curve] == [16, 32, 48, 64]
+    assert curve[-1]['quality'] > 50 and sent > 0
+    early = replace(of_row, target=curve[-1]['quality'])
+    stopped = dgc.simulate(2, lambda engine: list(Training(early, engine).curve()))[0]
+    assert len(stopped) <= 4 and stopped[-1]['quality'] >= early.target

@@ -11,7 +11,7 @@ from dgc_helpers import loss, parameters, values
 from torch import Tensor
 
 import dgc
-from dgc.optim import MuonAndAdamW
+from dgc.optim import MuonAndAdamW, ZeroOneAdam
 
 NESTEROV = {'lr': 0.7, 'momentum': 0.9, 'nesterov': True}
 AVERAGE = {'lr': 1.0}
@@ -43,6 +43,30 @@ def method(
     return make
 
 
+def zero_one(
+    schedule: dgc.SyncSchedule, composition: str = 'zero-one-adam', **settings: Any
+) -> Callable[..., dgc.ZeroOneSteps]:
+    """Return what wraps named parameters with 0/1 Adam, whose momentum goes through a row of the
+    table of algorithms.
+
+    Args:
+        schedule: When ranks average.
+        composition: The name of the row.
+        settings: Of the optimizer.
+    """
+
+    def make(named, engine=None, parts=None):
+        return dgc.ZeroOneSteps(
+            ZeroOneAdam([parameter for _, parameter in named], **{'lr': 0.02, **settings}),
+            named,
+            dgc.ALGORITHMS[composition].make(**(parts or {})),
+            engine or dgc.engines.LocalEngine(),
+            schedule,
+        )
+
+    return make
+
+
 ADAMW = {'inner': torch.optim.AdamW, 'lr': 0.02}
 OVERLAPPED = {'fragments': 2, 'delay': 2, 'merge': 0.5}
 METHODS = {
@@ -57,6 +81,7 @@ METHODS = {
     'streaming': method('streaming-diloco', **OVERLAPPED, **ADAMW),
     'streaming fp4e3': method('quantized-diloco', parts={'values': 'fp4e3'}, **OVERLAPPED),
     'streaming sparse-loco': method('sparse-loco', AVERAGE, **OVERLAPPED),
+    'zero-one-adam': zero_one(dgc.SyncSchedule(2, 2, 4, 4), weight_decay=0.1),
     'streaming, three steps': method('streaming-diloco', fragments=3, delay=3),
 }
 if hasattr(torch.optim, 'Muon'):

@@ -5,7 +5,8 @@ One list of arrays per model, in the order of ``dgc_helpers.SHAPES``; shares no 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -185,3 +186,60 @@ def post_local(
             mean = [sum(each) / ranks for each in zip(*local, strict=True)]
             local = [[w.copy() for w in mean] for _ in range(ranks)]
     return local[0]
+
+
+def zero_one_adam(
+    model: Model,
+    gradients: Gradients,
+    ranks: int,
+    rates: Sequence[float],
+    syncs: Collection[int],
+    variances: Collection[int],
+    mean_of: Callable[[int, Model], NDArray[np.float64]],
+    betas: tuple[float, float],
+    eps: float,
+    decay: float,
+    floor: float,
+) -> tuple[Model, list[Model]]:
+    """0/1 Adam (Lu et al., arXiv 2202.06009, Algorithm 1) with v, from 0, corrected as Adam's, and
+    changed before the movement of its step; with decoupled weight decay at synchronizations.
+
+    Args:
+        rates: By step.
+        syncs: T_u, steps after which u is averaged.
+        variances: T_v, steps whose mean gradient changes v; among those of ``syncs``.
+        mean_of: Of the place of a tensor in the model and the ranks' u, what all ranks receive.
+        floor: By which v is at least this part of its mean over the tensor.
+
+    Returns:
+        The parameters at the last synchronization, and each rank's.
+    """
+    agreed = [w.copy() for w in model]
+    local = [[w.copy() for w in model] for _ in range(ranks)]
+    m, u = ([[np.zeros_like(w) for w in model] for _ in range(ranks)] for _ in range(2))
+    v, changes, total = [np.zeros_like(w) for w in model], 0, 0.0
+    b1, b2 = betas
+    for t, rate in enumerate(rates):
+        of_ranks = [gradients(local[rank], rank, t) for rank in range(ranks)]
+        total += rate
+        if t in variances:
+            changes += 1
+            for place in range(len(model)):
+                mean = sum(each[place] for each in of_ranks) / ranks
+                v[place] = b2 * v[place] + (1 - b2) * mean**2
+        corrected = [each / (1 - b2**changes) for each in v]
+        scale = [np.sqrt(np.maximum(each, floor * each.mean())) + eps for each in corrected]
+        for rank, place in itertools.product(range(ranks), range(len(model))):
+            m[rank][place] = b1 * m[rank][place] + (1 - b1) * of_ranks[rank][place]
+            u[rank][place] = u[rank][place] + rate * m[rank][place]
+            local[rank][place] = local[rank][place] - rate * m[rank][place] / scale[place]
+        if t not in syncs:
+            continue
+        for place in range(len(model)):
+            mean = mean_of(place, [each[place] for each in u])
+            agreed[place] = agreed[place] * (1 - decay * total) - mean / scale[place]
+            for rank in range(ranks):
+                m[rank][place], u[rank][place] = mean / total, np.zeros_like(mean)
+                local[rank][place] = agreed[place].copy()
+        total = 0.0
+    return agreed, local

@@ -213,7 +213,7 @@ def test_a_worker_that_does_not_talk_to_the_dead_one_finds_out_at_once(lighthous
 
 
 @pytest.mark.parametrize('everybody', [False, True], ids=['by one', 'by all'])
-def test_a_vote_without_an_answer_has_the_same_outcome_for_all(lighthouse, everybody, caplog):
+def test_a_vote_without_an_answer_has_the_same_outcome_for_all(lighthouse, everybody):
     end = threading.Barrier(3)  # who leaves before the others have the last votes is one more fault
 
     def work(worker):
@@ -237,13 +237,9 @@ def test_a_vote_without_an_answer_has_the_same_outcome_for_all(lighthouse, every
         worker.until(lambda: engine.committed >= 8 and engine.size == 3)
         end.wait(LIMIT)
 
-    for _ in range(5):
-        caplog.clear()
-        workers = [Worker(name, lighthouse, sparse, work, start_workers=3) for name in 'abc']
-        finish(*workers)
-        assert_agree(*workers)
-        if 'asks for another quorum' not in caplog.text:  # not all came: a fault of its own
-            break
+    workers = [Worker(name, lighthouse, sparse, work, start_workers=3) for name in 'abc']
+    finish(*workers)
+    assert_agree(*workers)
     assert workers[1].optimizer.lost_steps == int(everybody)  # else b applied it, as the others
     assert all(not worker.optimizer.changes[-1].healed for worker in workers)
 

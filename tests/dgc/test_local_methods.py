@@ -517,7 +517,9 @@ def test_any_composition_goes_under_local_steps(row):
         assert not all(map(torch.equal, before, after))
 
 
-@pytest.mark.parametrize('row', ['diloco', 'quantized-diloco', 'streaming-diloco', 'muloco'])
+@pytest.mark.parametrize(
+    'row', ['diloco', 'quantized-diloco', 'streaming-diloco', 'muloco', 'zero-one-adam']
+)
 def test_uncompressed_a_row_of_local_steps_is_dense(row):
     """With an outer SGD of rate 1, in each step."""
 

@@ -357,6 +357,31 @@ def test_after_a_stop_another_one_names_its_own_parameter():
         optimizer.load_state_dict(state)
 
 
+def test_after_a_stop_nothing_is_kept_of_a_parameter_that_was_unused_in_it():
+    """A caller who caught it and restored a checkpoint; then the parameter is used again."""
+
+    def one(spoilt):
+        named = parameters()
+        optimizer = wrap(named, dgc.deep_gradient_compression(0.02, planner=dgc.planner.Whole()))
+        backward(named, 0, 0)
+        optimizer.step()
+        state = optimizer.state_dict()
+        if spoilt:
+            optimizer.zero_grad()
+            backward(named[1:], 0, 1, 'bias')
+            with pytest.raises(NonFiniteGradientError):
+                optimizer.step()
+            optimizer.load_state_dict(state)
+        optimizer.zero_grad()
+        backward(named, 0, 2)
+        optimizer.step()
+        return [p.detach().clone() for _, p in named], optimizer.state_dict()
+
+    (expected, state), (found, after) = one(spoilt=False), one(spoilt=True)
+    assert all(map(torch.equal, found, expected))
+    assert_same(after, state)
+
+
 def test_a_mean_that_float16_cannot_hold_is_named_and_stays_in_the_memory():
     """Of float16 gradients that were kept back, in float32, for hundreds of steps."""
 

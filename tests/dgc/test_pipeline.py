@@ -173,7 +173,7 @@ def test_a_message_that_cannot_be_made_stops_its_bucket_and_no_earlier_one():
     engine.pipeline = True
     composition = dgc.deep_gradient_compression(0.05, planner=APART, nonfinite='skip')
     optimizer = wrap(named, composition, engine)
-    optimizer.reducer.watch = lambda bucket, _: sent.append(bucket.name)
+    optimizer.reducer.watchers['test'] = lambda bucket, _: sent.append(bucket.name)
     names = [bucket.name for bucket in optimizer.buckets]
     select = composition.memory.select
 

@@ -36,6 +36,7 @@ from dgc.algorithms import ALGORITHMS, CONSERVING, Kind, Law
 from dgc.clipping import ClipByGlobalNorm, ClipByModelNorm, ClipByNorm, ClipByValue
 from dgc.codec import Codec
 from dgc.compressors import GaussianThreshold, PeriodicThreshold, SampledTopK, TopK
+from dgc.control import GraVAC, LGreCo
 from dgc.exchanges import (
     AllGather,
     Bruck,
@@ -71,12 +72,14 @@ SETTINGS: dict[str, dict[str, object]] = {
     'one-bit-adam': {'freeze_step': 3},
     'oktopk': {'threshold_period': 8, 'region_period': 16},
     'threshold-v': {'threshold': 4.0},
+    'l-greco': {'control': LGreCo(every=3)},
+    'gravac': {'control': GraVAC(largest=3, window=2)},
 }
 
 
 # Those for the movement of local steps, which take gradients as well. Others differ from these, or
 # from dense, in what surrounds them: test_local_methods.py.
-MOVEMENTS = ('sparse-loco', 'quantized-diloco')
+MOVEMENTS = ('sparse-loco', 'quantized-diloco', 'zero-one-adam')
 
 
 class Row(NamedTuple):

@@ -2,12 +2,14 @@
 
 Each row meets one of the launchers, in turns; each exchange, codec, compressor, memory and planner
 meets all of them. Each launcher has one number of ranks. A fault that needs another number under
-that launcher alone, or two parts together under one launcher alone, would be missed.
+that launcher alone, or two parts together under one launcher alone, would be missed: with
+EVERY_WORLD in the environment (``make worlds``) every row meets 2 and 4 ranks of every launcher.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 from functools import cache
 
 import pytest
@@ -34,6 +36,9 @@ WORLDS = [('torchrun', 2), ('torchrun', 4)]
 WORLDS += [('horovodrun' if 'horovodrun' in HERE else 'torchrun', 3)]
 WORLDS += [('mpirun', 4)] if 'mpirun' in HERE else []
 EXTRA = ('torchrun', 4) if 'mpirun' in HERE else None  # else in mpirun's place
+EVERY_WORLD = bool(os.environ.get('EVERY_WORLD'))
+if EVERY_WORLD:
+    WORLDS, EXTRA = [(launcher, size) for launcher in HERE for size in (2, 4)], None
 
 
 @cache
@@ -49,6 +54,8 @@ def rows_of(world: tuple[str, int]) -> list[str]:
     """The rows that are trained in a world: those whose turn it is, and the first row with each
     kind of part that these do not have."""
     rows = [row for row in TABLE if fits(row, world[1])]
+    if EVERY_WORLD:
+        return rows
     if world == EXTRA:
         # Several buckets of two all-reduces each: PyTorch's PowerSGD hook hangs there on gloo.
         return ['power-sgd small buckets']
@@ -114,9 +121,10 @@ def test_ranks_agree_bit_for_bit_and_train_as_simulated_ones(world, size, row):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ('launcher', 'size', 'name'), [marked('torchrun', 2, name) for name in METHODS]
-)
+LOCAL = [(*world, name) for world in (WORLDS if EVERY_WORLD else WORLDS[:1]) for name in METHODS]
+
+
+@pytest.mark.parametrize(('launcher', 'size', 'name'), [marked(*case) for case in LOCAL])
 def test_local_steps_agree_bit_for_bit_and_train_as_simulated_ones(world, size, name):
     """Also those whose fragments travel on the engine's thread, which simulated ranks lack."""
     results = world.run('real_worker:local_steps', name)

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from dgc import ops
 from dgc.bucket_spec import BucketSpec, ParameterSpec
 from dgc.transforms import BlockDCT, BlockLayout, Identity, Run
 from dgc.transforms.blocks import largest_divisor, matrix_shape
@@ -243,6 +244,30 @@ class TestSameBits:
         for forward, inverse in found[1:]:
             assert torch.equal(forward, found[0][0])
             assert torch.equal(inverse, found[0][1])
+
+    @pytest.mark.parametrize('side', [4, 15, 16, 48, 64, 128])
+    @pytest.mark.parametrize('power', [1, 9])
+    def test_the_kernel_computes_the_same_as_plain_pytorch(self, side, power):
+        if not ops.is_native(torch.device('cpu')):
+            pytest.skip('there is no C++ library')
+        spec = spec_of(*self.SPEC, (48, 80), (97, 3), (0, 4), (36, 50), (128, 256))
+        transform, values = BlockDCT(BlockLayout(side)), random(spec.numel).pow(power)
+        values[:5000] *= 1e-30
+        values[-3:] = 0
+        found = transform.forward(values, spec), transform.inverse(values, spec)
+        with ops.unfused():
+            assert torch.equal(found[0], transform.forward(values, spec))
+            assert torch.equal(found[1], transform.inverse(values, spec))
+
+    @pytest.mark.parametrize('side', range(2, 129))
+    def test_cosines_are_symmetric_so_that_a_side_can_be_halved(self, side):
+        matrix = cosines(side, torch.device('cpu'))
+        while True:
+            sign = torch.tensor([1.0, -1.0]).repeat(len(matrix))[: len(matrix), None]
+            assert torch.equal(matrix, matrix.flip(1) * sign)
+            if matrix.shape[1] % 2:
+                break
+            matrix = matrix[::2, : matrix.shape[1] // 2]
 
     @pytest.mark.parametrize(('height', 'width'), [(64, 64), (128, 128), (50, 36), (1, 64), (2, 1)])
     @pytest.mark.parametrize('power', [1, 9])

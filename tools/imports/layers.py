@@ -6,7 +6,7 @@ docs/architecture.md draws them. Names are module prefixes; the longest match co
 LAYERS: tuple[tuple[str, ...], ...] = (
     # Values, arithmetic and messages: no gradient, no communication.
     ('dgc.checks',),
-    ('dgc.schedule', 'dgc.sparse', 'dgc.timeline', 'dgc.profile'),
+    ('dgc.schedule', 'dgc.sparse', 'dgc.timeline', 'dgc.profile', 'dgc.spans'),
     ('dgc.bucket_spec', 'dgc.rules', 'dgc.ops'),
     (
         'dgc.state',
@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ('dgc.bucket_state', 'dgc.buckets', 'dgc.saved_state', 'dgc.compressors', 'dgc.handshake'),
     ('dgc.nonfinite', 'dgc.clipping', 'dgc.exchanges'),
     ('dgc.memory', 'dgc.volume'),
-    ('dgc.planner',),
+    ('dgc.planner', 'dgc.control'),
     ('dgc.composition',),
     # What runs them.
     ('dgc.reducer', 'dgc.scaling', 'dgc.optim'),
@@ -29,6 +29,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ('dgc.wiring',),
     (
         'dgc.sources',
+        'dgc.selection',
+        'dgc.trace',
         'dgc.wrapper',
         'dgc.ownership',
         'dgc.horovod_settings',
@@ -36,7 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         'dgc.handover',
     ),
     ('dgc.parameter_server', 'dgc.algorithms'),
-    ('dgc.optimizer', 'dgc.local_steps', 'dgc.streaming', 'dgc.hooks'),
+    ('dgc.optimizer', 'dgc.local_steps', 'dgc.streaming', 'dgc.zero_one', 'dgc.hooks'),
     ('dgc.elastic',),
     ('dgc',),
     # The application.

@@ -212,6 +212,16 @@ def apply(draw: Draw) -> list[Any]:
     return [parameters, buffers, steps, settings, indices, values, draw.number(), None]
 
 
+def cosine(draw: Draw) -> list[Any]:
+    """Arguments of ``torch.ops.dgc.cosine``."""
+    height, width = (draw.choice((1, 2, 3, 8, 16, 17, 36, 64, 128)) for _ in range(2))
+    across = draw.choice((1, 1, 2, 3))
+    numel = height * width * across * draw.choice((0, 1, 2))
+    source = draw.tensor(numel, torch.float32)
+    sides = (draw.tensor(side * side, torch.float64).view(side, side) for side in (height, width))
+    return [source, torch.empty(numel), across, *sides, draw.random() < 0.5]
+
+
 def in_order(draw: Draw) -> list[Any]:
     """Arguments of in_order."""
     return [draw.indices(draw.randrange(50), 1000), 1000]
@@ -289,6 +299,7 @@ OPERATORS: dict[str, Callable[[Draw], list[Any]]] = {
     'step': step,
     'apply': apply,
     'in_order': in_order,
+    'cosine': cosine,
     'linear_encode': encode,
     'qsgd_encode': qsgd_encode,
     'linear_decode': linear_decode,

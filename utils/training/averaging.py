@@ -14,7 +14,17 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from dgc import Composition, DistributedOptimizer, Engine, LocalSteps, StreamingSteps
+from dgc import (
+    Composition,
+    DistributedOptimizer,
+    Engine,
+    LocalSteps,
+    StreamingSteps,
+    SyncSchedule,
+    ZeroOneSteps,
+)
+from dgc.checks import check_part
+from dgc.optim import ZeroOneAdam
 from dgc.profile import Profile
 
 
@@ -160,5 +170,39 @@ class StreamingOuterSteps(OuterSteps):
             fragments=self.fragments,
             delay=self.delay,
             merge=self.merge,
+            steps_per_epoch=surroundings.steps_per_epoch,
+        )
+
+
+class MomentumSums(Averaging):
+    """The summed momentum of local steps of ZeroOneAdam, and some gradients (0/1 Adam).
+
+    Args:
+        freeze_step, variance_doubling, interval_doubling, every: As of ``dgc.SyncSchedule``.
+    """
+
+    def __init__(
+        self,
+        freeze_step: int = 100,
+        variance_doubling: int = 16,
+        interval_doubling: int = 32_768,
+        every: int = 16,
+    ) -> None:
+        self.schedule = SyncSchedule(freeze_step, variance_doubling, interval_doubling, every)
+
+    def ranks_per_step(self, world_size: int) -> int:
+        """All: at first each step ends with an average."""
+        return world_size
+
+    def wrap(self, optimizer: Optimizer, surroundings: Surroundings) -> LocalSteps:
+        """Return ZeroOneSteps."""
+        check_part('configs.train.optimizer', optimizer, ZeroOneAdam, 'Config(ZeroOneAdam)')
+        assert isinstance(optimizer, ZeroOneAdam)
+        return ZeroOneSteps(
+            optimizer,
+            surroundings.model.named_parameters(),
+            surroundings.composition,
+            surroundings.engine,
+            self.schedule,
             steps_per_epoch=surroundings.steps_per_epoch,
         )

@@ -14,6 +14,7 @@
 
 #include "checks.h"
 #include "kernels.h"
+#include "processor.h"
 #include "updates.h"
 
 namespace dgc {
@@ -29,20 +30,6 @@ constexpr int64_t kStreamed = 1 << 22;
 
 // Ranges of threads begin at multiples of it, so that blocks are aligned.
 constexpr int64_t kAligned = 512;
-
-#ifdef DGC_X86
-bool has_avx2() {
-  static const bool has =
-      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("fma");
-  return has;
-}
-
-bool has_avx512() {
-  static const bool has = has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  return has;
-}
-#endif
 
 const Kernels& kernels() {
 #ifdef DGC_X86

@@ -1,0 +1,135 @@
+"""The rows of bench.accuracy: DDP and its hooks, and algorithms of ``dgc.algorithms``.
+
+torch is imported only in a worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bench import rows
+from tools.harness.algorithms import DENSITY, WITHIN_DGC, algorithm, part
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from bench.accuracy_tasks import Task
+    from dgc import Composition, Engine
+
+WARMUP = 2  # epochs in which the density falls
+EVERY = 30  # inner steps of a row with local steps
+
+
+class Trained(NamedTuple):
+    """A network with its optimizer.
+
+    Attributes:
+        network: To be called.
+        optimizer: Its ``zero_grad()`` and ``step()`` are part of a step.
+        sent: Returns the bytes that this rank has sent so far; None for others' rows.
+        evaluated: Returns what puts the parameters that are evaluated into the network.
+    """
+
+    network: nn.Module
+    optimizer: Optimizer
+    sent: Callable[[], int] | None = None
+    evaluated: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+
+@dataclass(frozen=True)
+class Hooked:
+    """DistributedDataParallel, perhaps with one of its communication hooks.
+
+    Attributes:
+        make: Of ``bench.rows``.
+        factor: Bytes that its gradients take, of 4 per element; None where they are not known.
+    """
+
+    make: rows.Make
+    factor: float | None = None
+
+    def trained(self, task: Task, network: nn.Module, engine: Engine, steps: int) -> Trained:
+        """Return a row's network and optimizer. steps: in an epoch."""
+        wrapped = self.make(network, engine, None).network
+        return Trained(wrapped, task.optimizer(wrapped.parameters()))
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """An algorithm that exchanges in every step.
+
+    Attributes:
+        algorithm: Of ``dgc.algorithms``.
+        density: Reached after WARMUP epochs.
+    """
+
+    algorithm: str
+    density: float = DENSITY
+
+    def composition(self, task: Task, steps: int) -> Composition:
+        """Return its composition. Under AdamW, which has the moments, only the rest is fed back."""
+        settings: dict[str, Any] = {'warmup_epochs': WARMUP, 'warmup_stage_steps': steps}
+        memory = {'memory': part('memory:Residual')} if task.is_adaptive else {}
+        return algorithm(self.algorithm, self.density, **{**WITHIN_DGC, **memory}, **settings)
+
+    def trained(self, task: Task, network: nn.Module, engine: Engine, steps: int) -> Trained:
+        """Return a row's network and optimizer. steps: in an epoch."""
+        import dgc
+
+        made = self.composition(task, steps)
+        inner = task.optimizer(network.parameters())
+        if made.memory.holds_momentum:
+            inner = dgc.DGCSGD(network.parameters(), task.lr, 0.9, weight_decay=1e-4)
+        ours = dgc.DistributedOptimizer(
+            inner, network.named_parameters(), made, engine, steps_per_epoch=steps
+        )
+        return Trained(network, ours, lambda: ours.reducer.progress.sent)
+
+
+@dataclass(frozen=True)
+class Local:
+    """An algorithm that exchanges movements, every EVERY steps of the task's optimizer.
+
+    Attributes:
+        algorithm: Of ``dgc.algorithms``.
+        lr, momentum: Of the outer optimizer; with a momentum it is Nesterov's.
+    """
+
+    algorithm: str
+    lr: float
+    momentum: float
+
+    def trained(self, task: Task, network: nn.Module, engine: Engine, steps: int) -> Trained:
+        """Return a row's network and optimizer. steps: in an epoch."""
+        from torch.optim import SGD
+
+        import dgc
+
+        parameters = list(network.parameters())
+        outer = SGD(parameters, self.lr, self.momentum, nesterov=self.momentum > 0)
+        made = dgc.ALGORITHMS[self.algorithm].make()
+        inner = task.optimizer(parameters)
+        ours = dgc.LocalSteps(
+            inner, outer, network.named_parameters(), made, engine, EVERY, steps_per_epoch=steps
+        )
+        return Trained(network, ours, lambda: ours.reducer.progress.sent, ours.agreed_parameters)
+
+
+ROWS: dict[str, Hooked | Compressed | Local] = {
+    'ddp': Hooked(rows.ddp, 1.0),
+    'ddp fp16': Hooked(rows.ddp_fp16, 0.5),
+    'powersgd': Hooked(rows.powersgd),
+    'dgc': Compressed('dgc'),
+    'dgc 1 %': Compressed('dgc', 0.01),
+    'gtopk': Compressed('gtopk'),
+    'gtopk 1 %': Compressed('gtopk', 0.01),
+    'spardl': Compressed('spardl'),
+    'spardl 1 %': Compressed('spardl', 0.01),
+    'oktopk 1 %': Compressed('oktopk', 0.01),
+    'diloco': Local('diloco', 0.7, 0.9),
+    'sparse-loco': Local('sparse-loco', 1.0, 0.0),
+}

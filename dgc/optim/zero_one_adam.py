@@ -1,0 +1,204 @@
+"""The local steps of 0/1 Adam (Lu et al., arXiv 2202.06009), and what follows from their mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+STATE = ('exp_avg', 'exp_avg_sq', 'unsent')
+
+
+class Denominator(NamedTuple):
+    """√v̂ + ε of a parameter, None where v is 0, and the v and ε from which it was computed."""
+
+    second: int
+    version: int
+    eps: float
+    value: Tensor | None
+
+
+class ZeroOneAdam(Optimizer):
+    """0/1 Adam's steps (Algorithm 1), which ``dgc.ZeroOneSteps`` calls.
+
+    A local step, with the rate γ and this rank's gradient g:
+
+        m ← β1·m + (1 - β1)·g,  w ← w - γ·m / (√v̂ + ε),  u ← u + γ·m
+
+    A synchronization, with the mean ū over the ranks of u since the one before, at w_s:
+
+        w ← w_s·(1 - λ·Σγ) - ū / (√v̂ + ε),  m ← ū / Σγ,  u ← 0
+
+    The second moment follows the mean gradient ḡ, at the steps that ``dgc.ZeroOneSteps`` chooses:
+    v ← β2·v + (1 - β2)·ḡ². The paper leaves open what it is at first. Here it begins at 0, and
+    v̂ = v / (1 - β2^j) after its j-th change, as in Adam; the first one precedes the first movement.
+
+    A parameter whose v is 0 everywhere, since no rank has had a gradient for it, is not moved.
+
+    Args:
+        lr: γ.
+        betas: β1 and β2.
+        eps: ε.
+        weight_decay: λ, decoupled; applied at synchronizations.
+        min_variance: v̂ counts as at least this fraction of its mean over the tensor. A coded ū has
+            one magnitude for all elements of a block, also for those whose gradient was always
+            near zero, and would be divided by √v ≈ 0 there.
+
+    Raises:
+        ValueError: For settings out of range.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        min_variance: float = 0.05,
+    ) -> None:
+        if min(lr, eps, weight_decay, min_variance) < 0:
+            raise ValueError(
+                'lr, eps, weight_decay and min_variance must be at least 0, got '
+                f'{lr}, {eps}, {weight_decay} and {min_variance}'
+            )
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f'betas must be at least 0 and below 1, got {betas}')
+        defaults = {
+            'lr': lr,
+            'betas': betas,
+            'eps': eps,
+            'weight_decay': weight_decay,
+            'min_variance': min_variance,
+        }
+        super().__init__(params, defaults)
+        self.is_synchronized = False  # by a ZeroOneSteps
+        self._denominators: dict[Tensor, Denominator] = {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore what was pickled or saved; denominators are computed anew."""
+        super().__setstate__(state)
+        self._denominators = {}
+
+    def held(self, parameter: Tensor) -> dict[str, Any]:
+        """Return the state of a parameter: m, v, u, the number of v's changes, and Σγ."""
+        state: dict[str, Any] = self.state[parameter]
+        if not state:
+            state.update({name: torch.zeros_like(parameter) for name in STATE})
+            state.update({'changes': 0, 'rates': 0.0})
+        return state
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]
+        """Take one local step from the ``.grad`` of each parameter.
+
+        Returns:
+            The closure's loss.
+
+        Raises:
+            RuntimeError: Outside of ``dgc.ZeroOneSteps``: v would stay 0, and nothing would move.
+        """
+        if not self.is_synchronized:
+            raise RuntimeError(
+                'ZeroOneAdam takes the local steps of dgc.ZeroOneSteps: wrap it in that, or use '
+                'torch.optim.Adam'
+            )
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group['params']:
+                if parameter.grad is not None:
+                    self._move(parameter, parameter.grad, group)
+        return loss
+
+    def _move(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        """Take the local step of a parameter."""
+        state = self.held(parameter)
+        state['exp_avg'].lerp_(grad, 1 - group['betas'][0])
+        state['unsent'].add_(state['exp_avg'], alpha=group['lr'])
+        denominator = self._denominator(parameter, group)
+        if denominator is not None:
+            parameter.addcdiv_(state['exp_avg'], denominator, value=-group['lr'])
+
+    def add_rates(self) -> None:
+        """Add this step's rates to Σγ, alike on all ranks: also where a scaler skips the step."""
+        for group in self.param_groups:
+            for parameter in group['params']:
+                self.held(parameter)['rates'] += float(group['lr'])
+
+    @torch.no_grad()
+    def follow(self, means: Mapping[Tensor, Tensor]) -> None:
+        """Change v by the mean gradients of the parameters."""
+        for group in self.param_groups:
+            beta2 = group['betas'][1]
+            for parameter in group['params']:
+                state = self.held(parameter)
+                mean = means[parameter].to(state['exp_avg_sq'].dtype)
+                state['exp_avg_sq'].mul_(beta2).addcmul_(mean, mean, value=1 - beta2)
+                state['changes'] += 1
+
+    @torch.no_grad()
+    def adopt(self) -> None:
+        """Move the parameters from w_s by ū, which is in ``.grad``, and take their momentum from
+        it."""
+        for group in self.param_groups:
+            for parameter in group['params']:
+                state, mean = self.held(parameter), parameter.grad
+                denominator = self._denominator(parameter, group)
+                if denominator is not None:
+                    parameter.mul_(1 - group['weight_decay'] * state['rates'])
+                    parameter.addcdiv_(mean, denominator, value=-1)
+                if state['rates']:
+                    state['exp_avg'].copy_(mean).div_(state['rates'])
+                self._begin(state)
+
+    def restart(self) -> None:
+        """Drop u; m, where it is not finite on this rank, begins at 0. v stays, as it is the same
+        on all ranks."""
+        for state in self.state.values():
+            self._begin(state)
+            if not bool(state['exp_avg'].isfinite().all()):
+                state['exp_avg'].zero_()
+
+    def _begin(self, state: dict[str, Any]) -> None:
+        """Begin a sum of momenta."""
+        state['unsent'].zero_()
+        state['rates'] = 0.0
+
+    def _denominator(self, parameter: Tensor, group: dict[str, Any]) -> Tensor | None:
+        """Return √v̂ + ε, computed once for a v; None where v is 0 everywhere."""
+        state = self.held(parameter)
+        second, eps = state['exp_avg_sq'], group['eps']
+        known = self._denominators.get(parameter)
+        if known is not None and known[:3] == (id(second), second._version, eps):
+            return known.value
+        mean = float(second.mean()) if second.numel() else 0.0
+        value = None
+        if mean:
+            correction = math.sqrt(1 - group['betas'][1] ** state['changes'])
+            value = second.clamp(min=group['min_variance'] * mean).sqrt_().div_(correction)
+            value.add_(eps)
+        self._denominators[parameter] = Denominator(id(second), second._version, eps, value)
+        return value
+
+
+class Synchronization(Optimizer):
+    """The step that all ranks take from the mean of their u, in ``.grad``, on a ZeroOneAdam.
+
+    Args:
+        local: Whose parameters are moved, and whose momentum is replaced.
+    """
+
+    def __init__(self, local: ZeroOneAdam) -> None:
+        super().__init__([{'params': list(group['params'])} for group in local.param_groups], {})
+        self._local = local
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """Move every parameter from w_s."""
+        self._local.adopt()
