@@ -133,8 +133,8 @@ class Scheduler:
         self.mailboxes: dict[tuple[Channel, int, int], deque[QueuedMessage]] = defaultdict(deque)
         self.clocks = [0.0] * size
         self.errors: list[BaseException] = []
-        # Thread r runs once its lock is released; at most one of them is free. A Semaphore, which is
-        # made of several locks, would take longer to pass the token.
+        # Thread r runs once its lock is released; at most one of them is free. A Semaphore is made
+        # of several locks, and would take longer to pass the token.
         self._tokens = [threading.Lock() for _ in range(size)]
         for token in self._tokens:
             token.acquire()
