@@ -29,7 +29,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: help setup requirements ops horovod run test worlds sanitize faults parity lint format docs figures wheel check-wheel matrix lock clean distclean
+.PHONY: help setup requirements ops horovod run test worlds sanitize faults parity compare lint format docs figures wheel check-wheel matrix lock clean distclean
 
 help: ## list the targets
 	@echo 'make TARGET [VARIABLE=value ...]'
@@ -37,8 +37,8 @@ help: ## list the targets
 	@echo 'Variables:'
 	@echo '  ENGINE      horovod (default) or torch: who carries the gradients'
 	@echo '  NP          how many workers `make run` starts (2)'
-	@echo '  ARGS        more arguments for train.py (run), pytest (test), bench.parity or tools.matrix, such as ARGS="--configs.train.num_epochs 5"'
-	@echo '  PARALLEL    how pytest shares the tests among processes (two); empty: one process'
+	@echo '  ARGS        more arguments for train.py (run), pytest (test), bench.parity, bench.compare or tools.matrix, such as ARGS="--configs.train.num_epochs 5"'
+	@echo '  PARALLEL    how pytest shares the tests among processes (three); empty: one process'
 	@echo '  PYTHON      the Python, 3.10 or newer, that .venv is made with (python3)'
 
 setup: requirements ops $(if $(filter horovod,$(ENGINE)),horovod) ## create .venv, install the pinned requirements, build the kernels and Horovod
@@ -74,9 +74,9 @@ else
 	torchrun --standalone --nproc-per-node $(NP) $(TRAIN)
 endif
 
-# Without Horovod the tests that need it skip, and say so. Two processes share the tests, by groups
-# (tests/conftest.py) in the order given there; more would disturb the tests that measure time.
-test: PARALLEL ?= -n 2 --dist loadgroup --no-loadscope-reorder
+# Without Horovod the tests that need it skip, and say so. Three processes share the tests by groups
+# (tests/grouping.py): two run those that start processes or wait, one those that compute.
+test: PARALLEL ?= -n 3 --dist loadgroup --no-loadscope-reorder
 test: export PATH := $(CURDIR)/$(BIN):$(PATH)
 test: requirements ops ## run the whole test suite
 ifeq ($(ENGINE),horovod)
@@ -104,6 +104,12 @@ faults: requirements ## damage checkpoints and kill runs, and compare what comes
 # It can be interrupted: the same command goes on. ARGS="--workload resnet20 --data FOLDER"
 parity: requirements ## compare the accuracy of algorithms at equal epochs (ARGS="--workload NAME")
 	@$(BIN)/python -m bench.parity $(ARGS)
+
+# It can be interrupted, too. ARGS="--rows low-communication --data FOLDER", COMPARE=digits
+COMPARE ?= digits gpt-adamw
+
+compare: requirements ## compare all methods on a link, by bytes and by seconds (COMPARE="NAMES")
+	@for name in $(COMPARE); do $(BIN)/python -m bench.compare --workload $$name $(ARGS) || exit; done
 
 lint: requirements ## check style (ruff), types (mypy) and the direction of imports
 	$(BIN)/ruff check .

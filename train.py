@@ -113,7 +113,7 @@ def train_epoch(
     parts.share.skipped = hooks.first_step * (loader.batch_size or 1)
     # Ranks draw different augmentations, and a resumed epoch the same as an unbroken run.
     seed_everything(configs.seed + 1_000_003 * epoch + parts.share.rank)
-    meters = EpochMeters(parts, log, epoch, configs.log.histogram_steps)
+    meters = EpochMeters(parts, log, epoch, configs.log)
     batches = iter(loader)  # which draws a random number
     forget(parts.model)
     hooks.begin(meters)

@@ -73,6 +73,11 @@ configs.checkpoint.every_steps = described(
 configs.checkpoint.every_minutes = described(
     None, 'Minutes between checkpoints within an epoch. None: none are saved by time.'
 )
+configs.checkpoint.keep_epochs = described(
+    3,
+    'Epochs whose checkpoints are kept, the last ones, besides the best one. None: all.',
+    optional=True,
+)
 
 configs.checkpoint.most_growth = described(
     10.0, "By what factor the weights' norm may grow between checkpoints, for one to be resumed."
@@ -98,6 +103,12 @@ configs.log.axis = described(
 )
 configs.log.histogram_steps = described(
     None, 'Optimizer steps between two histograms of magnitudes in TensorBoard. None: none.'
+)
+configs.log.selection_steps = described(
+    None, 'Optimizer steps between two comparisons of top-k with random-k, by layer. None: none.'
+)
+configs.log.trace_steps = described(
+    None, "First and last of the steps whose phases are traced, such as '(100, 109)'. None: none."
 )
 
 # The server of asynchronous training: configs/dgs/, docs/parameter_server.md.

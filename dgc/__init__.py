@@ -29,8 +29,10 @@ from dgc.optim import DGCSGD
 from dgc.optimizer import DistributedOptimizer
 from dgc.rules import LayerRules
 from dgc.schedule import DensitySchedule
+from dgc.selection import SelectionErrors
 from dgc.sparse import Sparse
 from dgc.streaming import StreamingSteps
+from dgc.trace import Trace
 from dgc.zero_one import SyncSchedule, ZeroOneSteps
 
 __version__ = '0.1.0'
@@ -47,9 +49,11 @@ __all__ = [
     'LayerRules',
     'LocalSteps',
     'NonFiniteGradientError',
+    'SelectionErrors',
     'Sparse',
     'StreamingSteps',
     'SyncSchedule',
+    'Trace',
     'ZeroOneSteps',
     'average_tensors',
     'broadcast_tensors',

@@ -59,6 +59,10 @@ class Network:
         """Return ``⌈log2 P⌉(α + βN)``: N bytes along a binomial tree."""
         return rounds(workers) * self.message(nbytes)
 
+    def path(self, messages: float, nbytes: float) -> float:
+        """Return ``α·messages + β·nbytes``: messages one after another, of m bytes in all."""
+        return self.alpha * messages + self.beta * nbytes
+
     def barrier(self, workers: int) -> float:
         """Return ``⌈log2 P⌉α``: a dissemination barrier, whose messages are empty."""
         return rounds(workers) * self.alpha

@@ -18,17 +18,15 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from dgc.checks import check_part
 from dgc.composition import Composition
 from dgc.engines import Engine, create
 from dgc.handshake import broadcast_tensors, gather_states
-from dgc.optim import DGCSGD, OneBitAdam
 from dgc.optim.closures import refuse_closures
 from dgc.ownership import Guard, check_free, release, take, weakly
 from dgc.reducer import Reducer
 from dgc.saved_state import join_ranks, labelled, share_of
 from dgc.scaling import called_by_scaler, step_scaled
-from dgc.sources import Movement, check_trained
+from dgc.sources import Movement, check_inner, check_trained
 from dgc.wiring import (
     check,
     check_present_momentum,
@@ -105,17 +103,11 @@ class LocalSteps(Wrapper):
         self._check_periods()
         composition = Composition() if composition is None else composition
         named = with_names(outer, named_parameters)
-        check_part('inner', inner, Optimizer, 'torch.optim.AdamW(model.parameters())')
+        check_inner(inner)
         check(outer, named, composition, steps_per_epoch)
         if inner is outer:
             raise ValueError('inner and outer are one optimizer: give two over the same parameters')
         refuse_closures(outer, 'and an outer step has none', 'use DistributedOptimizer')
-        has_momentum = any(group.get('momentum', 0) for group in inner.param_groups)
-        if isinstance(inner, OneBitAdam) or (isinstance(inner, DGCSGD) and has_momentum):
-            raise ValueError(
-                f'{type(inner).__name__} leaves its momentum to a memory, and the inner steps have '
-                'none: use torch.optim.SGD, Adam or AdamW'
-            )
         if groups_of(inner).keys() != groups_of(outer).keys():
             raise ValueError('inner and outer must update the same parameters')
         check_free((name, parameter) for name, parameter, _ in trained(outer, named))
@@ -239,10 +231,12 @@ class LocalSteps(Wrapper):
     def _mean_of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the means of tensors over the ranks, uncompressed, in float32. A collective."""
         flat = torch.cat([tensor.detach().float().reshape(-1) for tensor in tensors])
-        before, progress = replace(self.engine.traffic), self.progress
+        before, after, progress = replace(self.engine.traffic), self.engine.traffic, self.progress
         mean = self.engine.all_reduce(flat).div_(self.engine.size)
-        progress.sent += self.engine.traffic.sent - before.sent
-        progress.received += self.engine.traffic.received - before.received
+        progress.sent += after.sent - before.sent
+        progress.received += after.received - before.received
+        progress.rounds += after.rounds - before.rounds
+        progress.path += after.path - before.path
         parts = mean.split([tensor.numel() for tensor in tensors])
         return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
@@ -260,7 +254,7 @@ class LocalSteps(Wrapper):
         try:
             usable = self.reducer.synchronize()
             if usable:
-                with self._outer_guard.opened():
+                with self._outer_guard.opened(), self.reducer.applying():
                     self.outer.step()
             else:
                 self._reset_inner()

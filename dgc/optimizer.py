@@ -344,7 +344,7 @@ class DistributedOptimizer(Wrapper):
         is_own = getattr(self.synchronize, '__func__', None) is DistributedOptimizer.synchronize
         is_published = self._synchronized is not None or not is_own
         if self._exchange() if is_own else self.synchronize():
-            with self._guard.opened():
+            with self._guard.opened(), self.reducer.applying():
                 if is_published:  # the program may have changed the means since
                     self.optimizer.step()
                 else:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from dgc.exchanges.base import ring_bytes
 from dgc.nonfinite import NonFiniteGradientError, finite, non_finite_message, not_finite
 from dgc.saved_state import restore, save
 from dgc.scaling import Scaling
+from dgc.spans import Phase, Recorder
 from dgc.sparse import Sparse, mean_of_contributors
 
 
@@ -38,6 +39,7 @@ class Progress:
         sent, received: Bytes of gradients, without start-up, metrics, evaluation, and what tells
             the ranks of unused parameters.
         dense_sent: Bytes that float32 all-reduces of the same steps would have sent.
+        rounds, path: Messages that followed one another, and their bytes; see Traffic.
         compress, communicate: Seconds outside and inside the engine, while processing buckets.
         wait: Seconds for which the training loop waited for buckets.
     """
@@ -48,6 +50,8 @@ class Progress:
     sent: int = 0
     received: int = 0
     dense_sent: int = 0
+    rounds: int = 0
+    path: int = 0
     compress: float = 0.0
     communicate: float = 0.0
     wait: float = 0.0
@@ -169,8 +173,9 @@ class Reducer:
             ranks.
         unused: The names of the parameters that no rank used in the last step.
         scaling: The scale that the results are multiplied by; None for none.
-        watch: Is called on the engine's thread with each bucket and this rank's message; None for
-            none.
+        watchers: Are called on the engine's thread with each bucket and this rank's message, before
+            the exchange; by name.
+        recorder: Receives when the phases of each bucket ran, for a trace; None for none.
         skips: Exchanges that were skipped since the last one that was not; the same on all ranks.
         counts_steps: Whether an exchange counts as an optimizer step in ``progress``; else its
             owner counts them (``count_local_step``).
@@ -192,7 +197,8 @@ class Reducer:
         self.find_unused = False
         self.unused: set[str] = set()
         self.scaling: Scaling | None = None
-        self.watch: Callable[[Bucket, Sparse], None] | None = None
+        self.watchers: dict[str, Callable[[Bucket, Sparse], None]] = {}
+        self.recorder: Recorder | None = None
         self.skips = 0
         self.counts_steps = True
         self._clipped = False  # the gradients of this step, where that needs all buckets
@@ -349,11 +355,27 @@ class Reducer:
                 "ranks' states (dgc.saved_state.merge_states) into a new optimizer"
             )
 
+    def applying(self) -> AbstractContextManager[None]:
+        """Return the context of the optimizer's step on the results, which a trace records."""
+        return nullcontext() if self.recorder is None else self._recorded_apply(self.recorder)
+
+    @contextmanager
+    def _recorded_apply(self, recorder: Recorder) -> Iterator[None]:
+        """See ``applying``."""
+        start = time.perf_counter()
+        yield
+        recorder.add(Phase.APPLY, '', start, self.buckets[0].device)
+
     def _published(self, bucket: Bucket, future: Future[Outcome]) -> Outcome:
         """Wait for a bucket, and write its result to ``.grad`` while the next is processed."""
+        start = time.perf_counter()
         outcome = future.result()
         outcome.done.wait()
+        arrived = time.perf_counter()
         bucket.publish()
+        if self.recorder is not None:
+            self.recorder.add(Phase.WAIT, bucket.name, start, end=arrived)
+            self.recorder.add(Phase.COPY, bucket.name, arrived, bucket.device)
         return outcome
 
     def _leave_unused(self) -> None:
@@ -461,7 +483,11 @@ class Reducer:
         try:
             with self._stream(bucket.device), without_autocast(bucket.device):
                 before = replace(self.engine.traffic)
-                return self._exchange(index, make(), before)
+                message, start = make(), time.perf_counter()
+                outcome = self._exchange(index, message, before)
+                if self.recorder is not None:
+                    self.recorder.add(Phase.EXCHANGE, bucket.name, start, bucket.device)
+                return outcome
         except BaseException:
             self._failed = True
             raise
@@ -482,6 +508,8 @@ class Reducer:
                     self._snapshots[index] = bucket.state.snapshot(renewed)
                 compressor, _, _ = self._route(bucket)
                 selected, is_finite = self._select(index, compressor)
+                if self.recorder is not None:
+                    self.recorder.add(Phase.COMPRESS, bucket.name, start, bucket.device)
                 return Message(selected, is_finite, time.perf_counter() - start)
         except BaseException:
             self._failed_to_compress = True
@@ -507,8 +535,8 @@ class Reducer:
         bucket, selected = self.buckets[index], message.selected
         composition, spec = self.composition, bucket.spec
         _, exchange, k = self._route(bucket)
-        if self.watch is not None:
-            self.watch(bucket, selected)
+        for watch in self.watchers.values():
+            watch(bucket, selected)
         control, memory = composition.control, composition.memory
         if control is not None and bucket.density is not None and message.is_finite:
             control.observe(bucket, bucket.buffers[memory.unsent], selected)
@@ -673,6 +701,8 @@ class Reducer:
         of_flag = has_flag and round(ring_bytes(numel + 1, size)) - round(ring_bytes(numel, size))
         progress.sent += after.sent - before.sent - of_flag
         progress.received += after.received - before.received - of_flag
+        progress.rounds += after.rounds - before.rounds
+        progress.path += after.path - before.path - of_flag
         dense = all_reduce.bytes_sent(bucket.spec, bucket.numel, codec, self.engine.size)
         if self.counts_steps:
             progress.dense_sent += round(dense)

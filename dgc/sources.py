@@ -7,6 +7,7 @@ source applies it.
 
 from __future__ import annotations
 
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -20,8 +21,11 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from dgc.buckets import Bucket, Member
+from dgc.checks import check_part
+from dgc.optim import DGCSGD, OneBitAdam
 from dgc.reducer import Reducer
 from dgc.scaling import Scaling
+from dgc.spans import Phase
 from dgc.wiring import groups_of
 
 
@@ -170,7 +174,10 @@ class GradientHooks(Source):
     def _collect(self, index: int) -> None:
         """Use the gradients of a bucket, without their scale."""
         scaling, bucket = self._scaling, self._reducer.buckets[index]
+        start = time.perf_counter()
         bucket.collect_all(None if scaling is None else scaling.inverse(bucket.device))
+        if self._reducer.recorder is not None:
+            self._reducer.recorder.add(Phase.MERGE, bucket.name, start, bucket.device)
 
     def check_result(self) -> None:
         """See ``Source.check_result``; called when no other thread writes gradients any more."""
@@ -226,14 +233,28 @@ class Movement(Source):
     def finish(self) -> None:
         """Write the contributions to ``.grad``, and restore θ_s."""
         for bucket in self._reducer.buckets:
+            start = time.perf_counter()
             for member in bucket.members:
                 member.parameter.grad = self.contribution(member)
                 bucket.collect(member)
                 member.parameter.copy_(self.agreed[member.name])
+            if self._reducer.recorder is not None:
+                self._reducer.recorder.add(Phase.MERGE, bucket.name, start, bucket.device)
 
     def contribution(self, member: Member) -> Tensor:
         """Return what a parameter contributes, in its shape: a new tensor."""
         return self.agreed[member.name] - member.parameter
+
+
+def check_inner(inner: Optimizer) -> None:
+    """Raise TypeError or ValueError for an optimizer that cannot take local steps."""
+    check_part('inner', inner, Optimizer, 'torch.optim.AdamW(model.parameters())')
+    has_momentum = any(group.get('momentum', 0) for group in inner.param_groups)
+    if isinstance(inner, OneBitAdam) or (isinstance(inner, DGCSGD) and has_momentum):
+        raise ValueError(
+            f'{type(inner).__name__} leaves its momentum to a memory, and the inner steps have '
+            'none: use torch.optim.SGD, Adam or AdamW'
+        )
 
 
 def check_trained(

@@ -130,7 +130,8 @@ class StreamingSteps(LocalSteps):
             self._apply(fragment)
         check_trained(self.inner, self._wrapped, self._names)
         self._set_densities(fragment.reducer)
-        fragment.reducer.watch = self.reducer.watch
+        fragment.reducer.watchers = self.reducer.watchers
+        fragment.reducer.recorder = self.reducer.recorder
         fragment.send(self.source.agreed, self.steps + self.delay)
         if self.delay == 0:
             self._apply(fragment)
@@ -187,7 +188,7 @@ class StreamingSteps(LocalSteps):
         try:
             for member in members:
                 member.parameter.grad = mean[member.name]
-            with self._outer_guard.opened():
+            with self._outer_guard.opened(), self.reducer.applying():
                 self.outer.step()
         finally:
             for parameter, gradient in gradients.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import os
 import shutil
 import sys
 from functools import cache
@@ -19,6 +20,10 @@ from hypothesis import settings
 from worlds import Worlds, has_mpi
 
 from tools.cluster import Cluster, ClusterError
+
+# The tests need no name but this machine's, yet each store of torch's looks names up, in whatever
+# process. A name server that does not answer would hold up a process for five seconds each time.
+os.environ.setdefault('RES_OPTIONS', 'timeout:1 attempts:1')
 
 # How long an example takes says how busy the machine is, not whether the code is right.
 settings.register_profile('no deadline', deadline=None)

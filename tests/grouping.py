@@ -14,7 +14,17 @@ from pathlib import Path
 
 import pytest
 
-STARTING = ('train', 'bench', 'tools', 'examples', 'docs')  # folders of tests that start processes
+# Folders and files of tests that start processes, or wait for what happens in other threads.
+WAITING = {
+    *('train', 'bench', 'tools', 'examples', 'docs'),
+    *('test_elastic.py', 'test_elastic_meeting.py', 'test_elastic_resume.py'),
+    *('test_engines_exit.py', 'test_engines_thread.py', 'test_engines_watch.py'),
+    *('test_ops_triton.py', 'test_parameter_server_sockets.py'),
+    *('test_grouping.py', 'test_warm.py', 'test_worlds.py'),
+    *('test_cli.py', 'test_elastic_saving.py', 'test_loading.py', 'test_optional_libraries.py'),
+}
+COMPUTING = 'computing'  # the beginning of the names of groups that do neither
+AT_A_TIME = 2  # groups of tests that wait
 FOLDER = pytest.StashKey[tempfile.TemporaryDirectory]()
 
 
@@ -31,15 +41,16 @@ def group_of(item: pytest.Item) -> str:
     return 'trained' if 'trained' in getattr(item, 'fixturenames', ()) else item.path.name
 
 
-def starts_processes(item: pytest.Item) -> bool:
-    """Whether a test is likely to take seconds."""
-    return item.path.parent.name in STARTING or bool(item.get_closest_marker('xdist_group'))
+def waits(item: pytest.Item) -> bool:
+    """Whether a test starts processes, or leaves the processor idle for another reason."""
+    if mark := item.get_closest_marker('xdist_group'):
+        return not mark.args[0].startswith(COMPUTING)
+    return bool(WAITING & {item.path.parent.name, item.path.name})
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Bring the tests of a group together, and the groups that start processes to the front.
+    """Bring the tests of a group together, and the groups with tests that wait to the front.
 
-    Two workers take groups from the front, so a long one at the end would leave one of them idle.
     An address in a name is refused also where one process collects: two would not agree on it.
     """
     if unstable := [item.nodeid for item in items if ' at 0x' in item.nodeid]:
@@ -47,7 +58,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
         groups.setdefault(group_of(item), []).append(item)
-    order = sorted(groups.values(), key=lambda members: not any(map(starts_processes, members)))
+    order = sorted(groups.values(), key=lambda members: not any(map(waits, members)))
     items[:] = [item for members in order for item in members]
     if file := getattr(config, 'workerinput', {}).get('groups'):
         names = {item.nodeid: name for name, members in groups.items() for item in members}
@@ -66,7 +77,12 @@ def pytest_configure_node(node) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log):
-    """A scheduler by our groups in the place of `--dist loadgroup`."""
+    """A scheduler by our groups in the place of `--dist loadgroup`.
+
+    Two workers take groups from the front, where tests wait for processes and time-outs. Any more
+    take them from the back, where tests compute, and use the time in which the first two wait.
+    More than two groups that start processes would disturb each other's times.
+    """
     if config.getvalue('dist') != 'loadgroup':
         return None
     from xdist.scheduler import LoadScopeScheduling
@@ -78,5 +94,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
 
         def _split_scope(self, nodeid: str) -> str:
             return self.names[nodeid]
+
+        def _assign_work_unit(self, node) -> None:
+            if int(node.gateway.id.removeprefix('gw')) >= AT_A_TIME:
+                self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
+            super()._assign_work_unit(node)
 
     return ByGroup(config, log)

@@ -37,32 +37,37 @@ def test_shared_NAME(number): ...
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, '-m', 'pytest', *words],
+        [sys.executable, '-m', 'pytest', '-p', 'xdist', *words],
         cwd=folder,
-        env=os.environ | {'PYTHONPATH': str(HERE)},
+        env=os.environ | {'PYTHONPATH': str(HERE), 'PYTEST_DISABLE_PLUGIN_AUTOLOAD': '1'},
         capture_output=True,
         text=True,
     )
 
 
-def test_a_group_runs_in_one_process_in_order_and_both_processes_are_used(tmp_path):
+def test_groups_stay_together_and_the_third_process_begins_with_those_that_do_not_wait(tmp_path):
+    """Each process takes groups of the other kind once there are none of its own."""
     (tmp_path / 'pytest.ini').write_text('[pytest]\n')
     (tmp_path / 'conftest.py').write_text(f'from grouping import *\n{WRITES}')
-    for name in 'abc':
-        (tmp_path / f'test_{name}.py').write_text(TESTS.replace('NAME', name))
-    words = ['-p', 'no:cacheprovider', '-q', '-n', '2', '--dist', 'loadgroup']
+    (tmp_path / 'bench').mkdir()  # where tests start processes
+    for name in 'abcdef':
+        folder = tmp_path / 'bench' if name in 'abc' else tmp_path
+        (folder / f'test_{name}.py').write_text(TESTS.replace('NAME', name))
+    words = ['-p', 'no:cacheprovider', '-q', '-n', '3', '--dist', 'loadgroup']
     done = run(tmp_path, *words, '--no-loadscope-reorder')
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line.split() for line in (tmp_path / 'log').read_text().splitlines()]
-    assert len(lines) == 27
-    groups = {name: [] for name in ('shared', 'test_a', 'test_b', 'test_c')}
+    assert len(lines) == 54
+    groups = {name: [] for name in ('shared', *(f'test_{name}' for name in 'abcdef'))}
     for worker, test in lines:
         groups['shared' if 'shared' in test else test.partition('[')[0]].append((worker, test))
     for name, members in groups.items():
         assert len({worker for worker, _ in members}) == 1, name
         assert [test for _, test in members] == sorted(test for _, test in members)
-    assert len({worker for worker, _ in lines}) == 2
-    assert 'shared' in lines[0][1] or 'shared' in lines[1][1]
+    first = {worker: test.partition('[')[0] for worker, test in reversed(lines)}
+    assert len(first) == 3
+    assert {first['gw0'], first['gw1']} < {'test_shared_a', 'test_a', 'test_b', 'test_c'}
+    assert first['gw2'] == 'test_f'
 
 
 def test_the_address_of_an_object_in_a_name_is_refused(tmp_path):

@@ -1,11 +1,12 @@
-"""An exponential moving average of the weights, which is evaluated in their place."""
+"""Averages of weights: an exponential one over steps, and the mean of several checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 
@@ -41,3 +42,35 @@ class AveragedWeights:
         """Go on from ``state_dict()``."""
         self.model.load_state_dict(state)
         self._averaged.n_averaged.fill_(1)
+
+
+class Mean:
+    """The mean of several states of a model, computed in float64.
+
+    Running statistics are averaged like weights. Tensors of whole numbers, such as a count of
+    steps, are those of the first state that is added.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._first: dict[str, Tensor] = {}
+        self._count = 0
+
+    def add(self, state: Mapping[str, Tensor]) -> None:
+        """Add a state, with the names and shapes of the others."""
+        self._count += 1
+        if not self._first:
+            self._first = dict(state)
+        for name, tensor in state.items():
+            if tensor.is_floating_point() or tensor.is_complex():
+                wide = torch.complex128 if tensor.is_complex() else torch.float64
+                term = tensor.to('cpu', wide)
+                self._sums[name] = term + self._sums[name] if name in self._sums else term
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The mean, in the types of the first state."""
+        means = {
+            name: (total / self._count).to(self._first[name].dtype)
+            for name, total in self._sums.items()
+        }
+        return {**self._first, **means}

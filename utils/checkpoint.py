@@ -106,6 +106,7 @@ class Checkpoints:
         rank, size: Of this rank.
         start: A text that the ranks of a run have in common, and no other start of a run has.
         most_growth: See ``utils.norms.exploded``.
+        keep_epochs: How many epochs' checkpoints are kept, besides the best one; None for all.
     """
 
     def __init__(
@@ -115,8 +116,10 @@ class Checkpoints:
         size: int = 1,
         start: str = '',
         most_growth: float | None = None,
+        keep_epochs: int | None = KEEP_EPOCHS,
     ) -> None:
         self.folder = folder
+        self.keep_epochs = keep_epochs
         self.rank = rank
         self.size = size
         self.start = start
@@ -166,7 +169,8 @@ class Checkpoints:
             elif (rank, size) == (self.rank, self.size):
                 own.add(each)
         earlier = sorted(each for each in own if each <= position)
-        epochs = {p for p in earlier if not p.step and p.epochs > position.epochs - KEEP_EPOCHS}
+        oldest = 0 if self.keep_epochs is None else position.epochs - self.keep_epochs
+        epochs = {p for p in earlier if not p.step and p.epochs > oldest}
         steps = [each for each in earlier if each.step][-KEEP_STEPS:]
         best = self.best()
         kept = {*epochs, *steps} | ({Position(best + 1)} if best is not None else set())

@@ -15,6 +15,7 @@ from utils.config.describe import function_name
 from utils.loading import START_METHODS
 from utils.precision import PRECISIONS
 from utils.training.averaging import EveryStep
+from utils.training.pushing import AsynchronousOuterSteps
 
 # The least value of each setting that is a whole number.
 LEAST = {
@@ -37,6 +38,8 @@ AGREEMENT = ('agreement',)
 ABORT = ('engine.abort_seconds',)
 MEAN = ('train.clip_mean', 'train.ema')  # of the gradient and of the weights of all ranks
 STEPS = ('train.num_steps',)
+TRACE = ('log.trace_steps',)
+LOGGED = ('log.histogram_steps', 'log.selection_steps', *TRACE)
 
 AXES = ('samples', 'steps')  # that TensorBoard's Step may count
 MIN_MINUTES = 0.001  # between checkpoints
@@ -138,8 +141,21 @@ def check_log(settings: Config) -> None:
     """Raise ConfigError for an axis that there is not, or a period that cannot be meant."""
     if settings.axis not in AXES:
         raise ConfigError(f'configs.log.axis = {settings.axis!r}: it is one of {", ".join(AXES)}')
-    if settings.histogram_steps is not None:
-        check_number('configs.log.histogram_steps', settings.histogram_steps, 1, int)
+    for name in ('histogram_steps', 'selection_steps'):
+        if settings[name] is not None:
+            check_number(f'configs.log.{name}', settings[name], 1, int)
+    if settings.trace_steps is not None:
+        check_steps('configs.log.trace_steps', settings.trace_steps)
+
+
+def check_steps(path: str, value: Any) -> None:
+    """Raise ConfigError for anything else than the first and the last one of some steps."""
+    is_pair = isinstance(value, tuple | list) and len(value) == 2
+    if not is_pair or not all(type(each) is int for each in value) or not 0 <= value[0] <= value[1]:
+        raise ConfigError(
+            f'{path} = {value!r}: give it the first and the last step, counted from 0, such as '
+            '"(100, 109)"'
+        )
 
 
 def check_checkpoint(settings: Config) -> None:
@@ -148,6 +164,8 @@ def check_checkpoint(settings: Config) -> None:
         check_number('configs.checkpoint.every_steps', settings.every_steps, 1, int)
     if settings.every_minutes is not None:
         check_number('configs.checkpoint.every_minutes', settings.every_minutes, MIN_MINUTES, float)
+    if settings.keep_epochs is not None:
+        check_number('configs.checkpoint.keep_epochs', settings.keep_epochs, 1, int)
     if settings.most_growth is not None:
         check_number('configs.checkpoint.most_growth', settings.most_growth, 1, float)
 
@@ -235,6 +253,7 @@ def check_elastic(configs: Config) -> None:
         ((*AGREEMENT, *MEAN), 'whose steps are confirmed by a vote'),
         (STEPS, 'whose epochs have more or fewer steps as workers die and join'),
         (OWN_LOADER, 'whose shares of the data change when workers join or die'),
+        (TRACE, 'which may join and die within it'),
     ):
         check_none(configs, names, f'elastic workers, {reason}')
     averaging = function_name(configs.train.averaging)
@@ -250,7 +269,7 @@ def check_asynchronous(configs: Config) -> None:
     build_composition(configs, Asynchronous)
     together = 'whose workers make no steps together'
     for names, reason in (
-        (('log.histogram_steps',), 'whose workers write no files'),
+        (LOGGED, 'whose workers write no files'),
         (SAVED_WITHIN_EPOCHS, 'which saves one every configs.server.checkpoint_seconds'),
         (ROLLBACK, together),
         (AGREEMENT, together),
@@ -258,12 +277,14 @@ def check_asynchronous(configs: Config) -> None:
     ):
         check_none(configs, names, f'a parameter server, {reason}')
     averaging = function_name(configs.train.averaging)
-    if averaging != EveryStep.__name__:
+    if averaging not in (EveryStep.__name__, AsynchronousOuterSteps.__name__):
         mode = function_name(configs.train.distribution)
         raise ConfigError(
             f'configs.train.averaging = {averaging} has no effect with a parameter server'
             f'{blame(configs.train, f"{averaging} {mode}")}: leave one of the two out'
         )
+    with naming(configs.train.averaging):
+        configs.train.averaging.build()
 
 
 @contextmanager

@@ -27,6 +27,7 @@ BAD_INPUT = 2  # exit code
 STOPPED = 3  # exit code: training cannot continue
 INTERRUPTED = 130  # exit code, as of a shell after Ctrl-C
 TERMINATED = 143  # exit code, as of a shell after SIGTERM; also after SIGUSR1
+EPOCHS, AVERAGE = 'epochs', 'average:'  # of --evaluate; a number follows the latter
 AUTO = 'auto'  # of --resume: from the last checkpoint if there is one, else from the start
 DECLARATIONS = Path(__file__).parents[1] / 'configs' / '__init__.py'
 
@@ -229,8 +230,13 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
     )
     parser.add_argument(
         '--evaluate',
-        action='store_true',
-        help='only evaluate the best checkpoint, of this run or with --resume RUN of another',
+        nargs='?',
+        const='best',
+        default=False,
+        type=evaluated,
+        metavar='WHAT',
+        help='only evaluate, of this run or with --resume RUN of another: the best checkpoint '
+        "(best), that of each epoch (epochs), or the average of the last N epochs' (average:N)",
     )
     parser.add_argument(
         '--resume',
@@ -263,6 +269,17 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
     except ConfigError as error:
         parser.error(str(error))
     return arguments, overrides
+
+
+def evaluated(text: str) -> str:
+    """The value of --evaluate. Raises ArgumentTypeError for one that there is not."""
+    count = text.removeprefix(AVERAGE)
+    is_average = text != count and count.isascii() and count.isdigit() and int(count) > 1
+    if text in ('best', EPOCHS) or is_average:
+        return text
+    raise argparse.ArgumentTypeError(
+        f'{text!r}: it is best, epochs, or average:N with the number of epochs, at least 2'
+    )
 
 
 def check_names(parser: Parser, arguments: argparse.Namespace) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dgc import LocalSteps
+from dgc import LocalSteps, StreamingSteps
 from dgc.composition import Composition
 from utils.build import Parts, ranking
 from utils.config import Config
@@ -56,11 +56,19 @@ def synchronous_facts(configs: Config, parts: Parts) -> dict[str, Any]:
         'buckets': len(optimizer.buckets),
         'predicted': {
             'steps_per_exchange': optimizer.every if isinstance(optimizer, LocalSteps) else 1,
+            **travelling(optimizer),
             'bytes_per_exchange': sent,
             'dense_bytes_per_exchange': uncompressed,
             'seconds_per_step': dict(optimizer.plan.predicted),
         },
     }
+
+
+def travelling(optimizer: object) -> dict[str, int]:
+    """In how many parts an exchange travels, and for how many steps each may, which go on."""
+    if isinstance(optimizer, StreamingSteps):
+        return {'fragments': len(optimizer.fragments), 'steps_hidden': optimizer.delay}
+    return {'fragments': 1, 'steps_hidden': 0}
 
 
 def predicted_bytes(parts: Parts) -> tuple[int, int]:

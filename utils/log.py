@@ -7,7 +7,7 @@ import logging
 import platform
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dgc.engines import detect
 from dgc.handshake import gather_text
+from dgc.selection import LayerError
 from utils.agree import agreed
 from utils.build import Parts
 from utils.checkpoint import Position
@@ -25,6 +26,7 @@ from utils.curves import Curves
 from utils.facts import predicted_bytes, synchronous_facts, write_facts
 from utils.files import replacing, saving
 from utils.folder import check_writable, prepare_folder, writing
+from utils.layers import LayerFile
 from utils.lines import metrics_lines
 from utils.meters import QUALITY
 from utils.naming import UNNAMED
@@ -43,6 +45,12 @@ class Log(Protocol):
 
     def histogram(self, name: str, values: Tensor, step: int) -> None:
         """Record a histogram of values of step ``step``."""
+
+    def layers(self, errors: Sequence[LayerError], step: int) -> None:
+        """Record what selections lost of each layer in step ``step``."""
+
+    def trace(self, content: str, table: str) -> None:
+        """Record a Chrome trace, as JSON, and its table."""
 
     def epoch(
         self, epoch: int, numbers: Mapping[str, float], ranks: Mapping[str, list[float]] = EMPTY
@@ -108,7 +116,7 @@ class RunLog:
         axis: str = 'samples',
         settings: Mapping[str, Any] = NO_SETTINGS,
     ) -> None:
-        self._held = held
+        self._held, self._folder = held, folder
         self._writes = parts.engine.rank == 0
         self._steps_per_epoch = len(parts.loaders['train'])
         self._samples_per_step = parts.samples_per_step
@@ -117,6 +125,7 @@ class RunLog:
             return
         epochs = None if resumed_at is None else resumed_at.epochs
         self._metrics = Metrics(folder / 'metrics.jsonl', epochs)
+        self._layers = LayerFile(folder)
         purge, suffix = None, ''
         if resumed_at is not None:
             steps = resumed_at.epochs * len(parts.loaders['train']) + resumed_at.step
@@ -136,6 +145,24 @@ class RunLog:
         """Add a histogram, in the same way."""
         if self._writes:
             self._curves.histogram(name, values, (step + 1) * self._per_step)
+
+    def layers(self, errors: Sequence[LayerError], step: int) -> None:
+        """Add a line to layers.jsonl, and a point to the curves of each layer."""
+        if not self._writes:
+            return
+        self._layers.append({each.layer: numbers_of(each) for each in errors}, step)
+        for each in errors:
+            self.step(f'topk_over_randomk/{each.layer}', each.topk, step)
+            if each.selected is not None:
+                self.step(f'compressor_over_randomk/{each.layer}', each.selected, step)
+
+    def trace(self, content: str, table: str) -> None:
+        """Write trace.json and trace.txt."""
+        if self._writes:
+            for name, text in (('trace.json', content), ('trace.txt', f'{table}\n')):
+                with replacing(self._folder / name) as file:
+                    file.write(text.encode())
+            print(f'{self._folder / "trace.txt"}; trace.json is for ui.perfetto.dev', flush=True)
 
     def epoch(
         self, epoch: int, numbers: Mapping[str, float], ranks: Mapping[str, list[float]] = EMPTY
@@ -167,6 +194,17 @@ class RunLog:
         """Let another run write the folder; also after an error, when nothing can be written."""
         if self._held is not None:
             self._held.close()
+
+
+def numbers_of(error: LayerError) -> dict[str, Any]:
+    """What layers.jsonl has of a layer."""
+    return {
+        'elements': error.numel,
+        'k': error.k,
+        'random': error.random,
+        'topk': error.topk,
+        'selected': error.selected,
+    }
 
 
 def start_log(folder: Path, parts: Parts, configs: Config, resumed_at: Position | None) -> RunLog:

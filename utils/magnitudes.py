@@ -41,7 +41,7 @@ class Magnitudes:
         # Buckets are processed from the backward pass on, so that this is known before it.
         self._notes = self._is_due(first)
         if self._period is not None and not isinstance(parts.optimizer, WorkerOptimizer):
-            parts.optimizer.reducer.watch = self._note
+            parts.optimizer.reducer.watchers['magnitudes'] = self._note
 
     def _is_due(self, step: int) -> bool:
         return self._period is not None and step % self._period == 0

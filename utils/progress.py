@@ -22,7 +22,9 @@ from utils.lines import metrics_lines
 from utils.log import Log
 from utils.magnitudes import Magnitudes
 from utils.meters import Ranking
+from utils.selection import SelectionLog
 from utils.terminal import duration, shown
+from utils.tracing import StepTrace
 
 STEPS_BETWEEN_LOSSES = 50
 
@@ -172,7 +174,8 @@ class PhaseTimer:
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Add what an earlier process counted in this epoch."""
         self._start -= state['seconds']
-        self._before = {name: self._before[name] - state[name] for name in self._before}
+        # A checkpoint of an earlier version has fewer counters.
+        self._before = {name: self._before[name] - state.get(name, 0) for name in self._before}
 
     def measured(self) -> dict[str, float]:
         """Differences since the beginning, by name in metrics.jsonl; 'ratio' is the density."""
@@ -188,6 +191,8 @@ class PhaseTimer:
             'bytes/sent': since['sent'],
             'bytes/received': since['received'],
             'bytes/dense': since['dense_sent'],
+            'path/messages': since['rounds'],
+            'path/bytes': since['path'],
             'ratio': since['sent_elements'] / max(since['elements'], 1),
         }
 
@@ -199,21 +204,22 @@ class EpochMeters:
         parts: What this rank trains with.
         log: Receives a point per step.
         epoch: Counted from 0.
-        histogram_steps: Optimizer steps between two histograms; None for none.
+        settings: ``configs.log``.
 
     Attributes:
         step: Steps of the epoch so far.
     """
 
-    def __init__(
-        self, parts: Parts, log: Log, epoch: int, histogram_steps: int | None = None
-    ) -> None:
+    def __init__(self, parts: Parts, log: Log, epoch: int, settings: Config) -> None:
         self.step = 0
         self._skipped = 0
         self._dataset = getattr(parts.loaders['train'], 'dataset', None)
         self._samples_per_step = parts.samples_per_step
         self._first = epoch * len(parts.loaders['train'])
-        self._magnitudes = Magnitudes(parts, log, histogram_steps, self._first)
+        self._magnitudes = Magnitudes(parts, log, settings.histogram_steps, self._first)
+        self._selection = SelectionLog(parts, log, settings.selection_steps, self._first)
+        self._trace = StepTrace(parts, log, settings.trace_steps)
+        self._trace.before_step(self._first)
         self.phases = PhaseTimer(parts.optimizer.progress)
         self.losses = LossCurve(parts, log, epoch * len(parts.loaders['train']))
 
@@ -224,15 +230,19 @@ class EpochMeters:
     def add(self, loss: Tensor) -> None:
         """Add the loss of a step, after the optimizer's step."""
         self._magnitudes.after_exchange(self._first + self.step)
+        self._selection.after_exchange(self._first + self.step)
         self.losses.add(loss)
         self.step += 1
+        self._trace.before_step(self._first + self.step)
 
     def measured(self) -> dict[str, float]:
         """The measurements of the epoch, by name in metrics.jsonl. A collective."""
+        self._trace.finish()
         mean, phases = self.losses.mean(), self.phases.measured()
         return {
             **phases,
             **self._speed(phases['seconds/train']),
+            **self._selection.measured(),
             **({} if mean is None else {'loss/train': mean}),
         }
 
@@ -251,18 +261,24 @@ class EpochMeters:
             'step': self.step,
             'phases': self.phases.state_dict(),
             'losses': self.losses.state_dict(),
+            'selection': self._selection.state_dict(),
         }
 
     def skip(self, steps: int) -> None:
         """Leave out steps that another number of ranks made, whose losses are not known here."""
         self.step = self._skipped = steps
         self.losses.skip(steps)
+        self._selection.before_step(self._first + steps)
+        self._trace.before_step(self._first + steps)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from ``state_dict()`` of the same epoch."""
         self.step = int(state['step'])
         self.phases.load_state_dict(state['phases'])
         self.losses.load_state_dict(state['losses'])
+        self._selection.load_state_dict(state.get('selection', {}))
+        self._selection.before_step(self._first + self.step)
+        self._trace.before_step(self._first + self.step)
 
 
 class EpochHooks:

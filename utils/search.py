@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,6 +164,35 @@ class Search:
             f'{why}there is no checkpoint in {self.run} that all ranks can read; --resume RUN '
             f'names a run{siblings(self.run)}'
         )
+
+    def epochs(self, model: nn.Module, newest_first: bool = False) -> Iterator[Saved]:
+        """Yield the checkpoint of each epoch; says which cannot be used, and why. A collective, and
+        another one at each of them.
+
+        Args:
+            model: Whose state they must be.
+            newest_first: Whether the last epoch comes first.
+
+        Raises:
+            Refused: On all ranks, where one of them cannot read its folder.
+        """
+        with agreed(self.engine, self.device):
+            infinite = not_finite(model.state_dict())
+            listing = self._listing()
+        by_epoch: dict[Position, list[int]] = {}
+        for position, size in self._candidates(listing):
+            if not position.step:
+                by_epoch.setdefault(position, []).append(size)
+        for position in sorted(by_epoch, reverse=newest_first):
+            reasons = []
+            for size in by_epoch[position]:
+                state, reason, _ = self._try(position, size, model, infinite)
+                if state is not None:
+                    yield Saved(self.run, position, size, state)
+                    break
+                reasons.append(reason)
+            else:
+                log.warning('epoch %d is left out: %s', position.epoch, listed(reasons))
 
     def _listing(self) -> str:
         """What this rank has files of, as text. Raises CheckpointError."""

@@ -1,16 +1,19 @@
-"""The rows that are compared: algorithms of ``dgc.algorithms``, and variants of a stack."""
+"""The rows that are compared: algorithms of ``dgc.algorithms``, and variants of their settings."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from bench.parity.workloads import Settings
-from tools.harness.algorithms import DENSE, table
+from bench.parity.workloads import Settings, Workload
+from tools.harness.algorithms import DENSE, is_sparse, table
 from tools.harness.cli import check_name
 
 PUBLISHED = (DENSE, 'dgc', 'gtopk', 'spardl', 'oktopk', 'omgs', 'dgs')
+ALL = 'all'  # name of a group: the whole table
 REPEATED = (DENSE, 'dgc')  # rows that are trained with --seeds seeds, the others with --other-seeds
+# Before the files of local steps, which have no clipping of gradients, as a model's files may have.
+UNCLIPPED = ('configs/dense/sgd.py',)
 DENSITIES = (0.001, 0.01, 0.05)  # of the rows for optimizers with two moments, such as AdamW
 MEMORIES: dict[str, Settings] = {  # where their first moment is, by name; see ADAPTIVE
     'residual': {},
@@ -28,8 +31,11 @@ class Row:
         configs: Config files that come after the workload's.
         after: Config files that come last.
         settings: Of this row alone.
-        compresses: Whether it is not dense training: a workload has more settings for such rows.
+        compresses: Whether it has a density: a workload has more settings for such rows.
+        has_indices: Whether its messages have indices.
         has_server: Whether its workers train through a parameter server, which no simulation has.
+        is_local: Whether its workers take local steps.
+        has_own_rule: Whether its config files choose the optimizer; see ``Algorithm``.
     """
 
     name: str
@@ -37,7 +43,10 @@ class Row:
     after: tuple[str, ...] = ()
     settings: Settings = field(default_factory=dict)
     compresses: bool = True
+    has_indices: bool = True
     has_server: bool = False
+    is_local: bool = False
+    has_own_rule: bool = False
 
 
 def adaptive() -> dict[str, Row]:
@@ -64,7 +73,22 @@ def adaptive() -> dict[str, Row]:
 
 
 ADAPTIVE = adaptive()
-GROUPS = {'published': PUBLISHED, 'adaptive': (DENSE, *ADAPTIVE)}  # names of several rows
+# Name → an algorithm of the table, and the config file that makes this variant of it.
+VARIANTS = {
+    'local-sgd': ('diloco', 'configs/diloco/local_sgd.py'),
+    'post-local': ('diloco', 'configs/diloco/post_local.py'),
+    'des-loc': ('diloco', 'configs/diloco/desloc.py'),
+    'diloco-int4': ('quantized-diloco', 'configs/diloco/int4.py'),
+    'diloco-fp4': ('quantized-diloco', 'configs/diloco/fp4.py'),
+}
+LOCAL = ('diloco', 'quantized-diloco', 'streaming-diloco', 'sparse-loco', 'muloco', *VARIANTS)
+EVERY_STEP = ('dgc', 'residual-0.01', 'power-sgd', 'demo', 'one-bit-adam')
+GROUPS = {  # names of several rows
+    'published': PUBLISHED,
+    'adaptive': (DENSE, *ADAPTIVE),
+    'local': (DENSE, *LOCAL),
+    'low-communication': (DENSE, *EVERY_STEP, *LOCAL),
+}
 
 
 def rows(names: Iterable[str]) -> Iterator[Row]:
@@ -73,16 +97,44 @@ def rows(names: Iterable[str]) -> Iterator[Row]:
     Raises:
         ValueError: For a name that is neither.
     """
-    members = (member for name in names for member in GROUPS.get(name, (name,)))
+    members = (member for name in names for member in members_of(name))
     for member in dict.fromkeys(members):
         yield ADAPTIVE[member] if member in ADAPTIVE else algorithm(member)
 
 
+def members_of(name: str) -> Iterable[str]:
+    """Return the names of the rows of a group; of a row, its own."""
+    return table() if name == ALL else GROUPS.get(name, (name,))
+
+
 def algorithm(name: str) -> Row:
-    """Return the row of an algorithm of the table. Raises ValueError where it has none."""
+    """Return the row of an algorithm of the table, or of a variant of one.
+
+    Raises:
+        ValueError: Where there is none of that name.
+    """
     from dgc.algorithms import Kind
 
-    check_name('--rows', 'row', name, [*GROUPS, *table(), *ADAPTIVE])
-    found = table()[name]
-    has_server = found.kind is Kind.ASYNCHRONOUS
-    return Row(name, found.configs, compresses=found.has_density, has_server=has_server)
+    check_name('--rows', 'row', name, [ALL, *GROUPS, *table(), *ADAPTIVE, *VARIANTS])
+    base, *files = VARIANTS.get(name, (name,))
+    found = table()[base]
+    is_local = found.kind is Kind.LOCAL_STEPS
+    has_server = found.kind.has_server
+    return Row(
+        name,
+        (*(UNCLIPPED if is_local else ()), *(files or found.configs)),
+        compresses=found.has_density,
+        has_indices=found.has_density and (has_server or is_sparse(found.composition())),
+        has_server=has_server,
+        is_local=is_local,
+        has_own_rule=found.has_own_rule,
+    )
+
+
+def impossible(row: Row, workload: Workload) -> str | None:
+    """Return why a row cannot be trained in a workload; None where it can."""
+    if row.has_server and workload.optimizer:
+        return 'the update of a parameter server is that of SGD'
+    if row.name in ADAPTIVE and not workload.optimizer:
+        return 'for optimizers with two moments, such as AdamW'
+    return None

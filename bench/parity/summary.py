@@ -26,10 +26,16 @@ def half_width(values: Sequence[float]) -> float:
     return quantile * statistics.stdev(values) / math.sqrt(len(values))
 
 
-def interval(values: Sequence[float], sign: str = '') -> str:
-    """Return '80.12 ± 0.34', or '80.12' of a single value. sign: '+' to show the sign."""
-    mean = f'{statistics.mean(values):{sign}.2f}'
-    return mean if len(values) == 1 else f'{mean} ± {half_width(values):.2f}'
+def interval(values: Sequence[float], sign: str = '', digits: int = 2) -> str:
+    """Return '80.12 ± 0.34', or '80.12' of a single value.
+
+    Args:
+        values: At least one.
+        sign: '+' to show the sign.
+        digits: After the decimal point.
+    """
+    mean = f'{statistics.mean(values):{sign}.{digits}f}'
+    return mean if len(values) == 1 else f'{mean} ± {half_width(values):.{digits}f}'
 
 
 def behind(group: Mapping[int, float], dense: Mapping[int, float], metric: Metric) -> list[float]:
@@ -71,7 +77,7 @@ def table(
             (
                 name,
                 str(len(group)),
-                interval(list(values[name].values())),
+                interval(list(values[name].values()), digits=metric.digits),
                 interval(behinds, '+') if behinds else '',
                 verdict(behinds, metric),
                 f'{statistics.mean(each["bytes_per_step"] for each in group):,.0f}',

@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.parity.rows import Row
-from bench.parity.workloads import Workload
+from bench.parity.workloads import INDICES, Workload
 from tools.harness.launch import ROOT, end, environment
 from utils.lines import metrics_lines
 from utils.naming import UNNAMED
 
 FIRST_SEED = 42  # that of train.py
+# What a line has of each epoch, by name in metrics.jsonl.
+OF_EPOCHS = ('steps', 'bytes/sent', 'bytes/received', 'bytes/dense', 'path/messages', 'path/bytes')
 MINUTES = 5  # between two checkpoints within an epoch
 POLL = 0.2  # seconds
 PR_SET_PDEATHSIG = 1  # of prctl(2)
@@ -110,8 +112,17 @@ def planned(
         overrides: Settings of the command line, by name; those of the composition are left out of
             rows that do not compress.
     """
-    given = {**workload.settings, **(workload.compressed if row.compresses else {})}
-    given |= {**row.settings, **workload.rows.get(row.name, {})}
+    optimizer = () if row.has_own_rule else workload.optimizer
+    given = {
+        **workload.settings,
+        **(workload.compressed if row.compresses else {}),
+        **(workload.local if row.is_local else {}),
+        **(workload.own_rule if row.has_own_rule else {}),
+        **row.settings,
+        **workload.rows.get(row.name, {}),
+    }
+    if not row.has_indices:
+        given.pop(INDICES, None)
     texts = {f'configs.{key}': str(value) for key, value in given.items()}
     places = [key for key, text in texts.items() if '{data}' in text]
     texts = {key: text.replace('{data}', str(data)) for key, text in texts.items()}
@@ -119,8 +130,9 @@ def planned(
     texts |= {k: v for k, v in overrides.items() if row.compresses or not k.startswith(composition)}
     others = {k: value for k, value in texts.items() if k in places or k.startswith(UNNAMED)}
     settings = {key: value for key, value in texts.items() if key not in others}
-    last = row.after if row.compresses else (*row.after, *workload.dense)
-    configs = tuple(dict.fromkeys((*workload.configs, *row.configs, *workload.after, *last)))
+    dense = () if row.compresses or row.is_local or row.has_server else workload.dense
+    stack = *workload.configs, *row.configs, *optimizer, *workload.after, *row.after, *dense
+    configs = tuple(dict.fromkeys(stack))
     return Run(
         *(name, row.name, FIRST_SEED + seed, workers, configs, settings, others),
         *(engine, row.has_server),
@@ -204,7 +216,8 @@ def result(run: Run, folder: Path, metric: str) -> Result:
     sent, received = last['bytes/sent'], last['bytes/received']
     steps = last.get('steps')
     if run.has_server:  # whose file counts what all workers send, and what it answers
-        sent, received, steps = received, sent, facts['updates_per_epoch']
+        sent, received = received, sent
+        steps = facts['updates_per_epoch'] * facts.get('steps_per_update', 1)
     return {
         **run.asked,
         'engine': facts['engine'],
@@ -218,6 +231,28 @@ def result(run: Run, folder: Path, metric: str) -> Result:
         'received_per_step': round(received / steps),
         'density': last['ratio'],
         'seconds': round(sum(epoch.get('seconds/train', 0.0) for epoch in epochs)),
+        **({} if run.has_server else traffic(epochs, facts)),
+    }
+
+
+def traffic(epochs: Sequence[Mapping[str, float]], facts: Mapping[str, Any]) -> Result:
+    """Return what was sent in each epoch of synchronous training, and how.
+
+    Args:
+        epochs: The lines of metrics.jsonl.
+        facts: Of run.json.
+    """
+    first = epochs[0]
+    tokens = first['speed/tokens'] / first['speed/samples'] if 'speed/tokens' in first else None
+    predicted = facts['predicted']
+    return {
+        'of_epochs': {name: [epoch[name] for epoch in epochs] for name in OF_EPOCHS},
+        'samples_per_step': facts['samples_per_step'],
+        'tokens_per_sample': None if tokens is None else round(tokens),
+        'parameters': facts['parameters'],
+        'steps_per_exchange': predicted['steps_per_exchange'],
+        'fragments': predicted['fragments'],
+        'steps_hidden': predicted['steps_hidden'],
     }
 
 

@@ -20,17 +20,28 @@ class Metric:
         bound: How far behind dense training counts as equal.
         relative: Whether ``bound`` is a percentage of dense training's value; else it is in units
             of the metric.
+        digits: After the decimal point, in tables.
     """
 
     name: str
     higher: bool
     bound: float
     relative: bool
+    digits: int = 2
 
     def behind(self, value: float, dense: float) -> float:
         """Return by how much ``value`` is worse than dense training's, in units of ``bound``."""
         worse = dense - value if self.higher else value - dense
         return 100 * worse / dense if self.relative else worse
+
+    def as_good_as(self, dense: float) -> float:
+        """Return the worst value that counts as equal to dense training's."""
+        worse = self.bound * dense / 100 if self.relative else self.bound
+        return dense - worse if self.higher else dense + worse
+
+    def reaches(self, value: float, target: float) -> bool:
+        """Return whether a value is at least as good as another one."""
+        return value >= target if self.higher else value <= target
 
     @property
     def unit(self) -> str:
@@ -40,7 +51,7 @@ class Metric:
 
 ACCURACY = Metric('acc/test_top1', higher=True, bound=1.0, relative=False)
 PERPLEXITY = Metric('perplexity/test', higher=False, bound=2.0, relative=True)
-LOSS = Metric('loss/test', higher=False, bound=1.0, relative=True)
+LOSS = Metric('loss/test', higher=False, bound=1.0, relative=True, digits=4)
 WORD_ERRORS = Metric('error/test_words', higher=False, bound=1.0, relative=False)
 
 
@@ -54,11 +65,14 @@ class Workload:
         metric: What is compared.
         settings: Of all rows; '{data}' in a text stands for the folder of ``--data``. Where data
             lies does not identify a result.
-        compressed: More settings, of the rows that compress.
-        dense: Config files that come last in the rows that do not compress.
+        compressed: More settings, of the rows that have a density; INDICES where they have indices.
+        dense: Config files that come last in the synchronous rows that have none.
+        optimizer: Config files of another optimizer than SGD. They come after those of an
+            algorithm, unless it has a rule of its own.
+        after: Config files that come after those.
+        own_rule: More settings, of algorithms that are trained without those files.
+        local: More settings, of algorithms with local steps.
         rows: More settings of single rows, by name.
-        after: Config files that come after those of an algorithm, such as another optimizer's.
-        impossible: By row, why it cannot be trained.
     """
 
     about: str
@@ -67,12 +81,15 @@ class Workload:
     settings: Settings = field(default_factory=dict)
     compressed: Settings = field(default_factory=dict)
     dense: tuple[str, ...] = ()
-    rows: Mapping[str, Settings] = field(default_factory=dict)
+    optimizer: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
-    impossible: Mapping[str, str] = field(default_factory=dict)
+    own_rule: Settings = field(default_factory=dict)
+    local: Settings = field(default_factory=dict)
+    rows: Mapping[str, Settings] = field(default_factory=dict)
 
 
-PACKED: Settings = {'train.compression.indices': 'packed'}  # exact, and shorter than int64
+INDICES = 'train.compression.indices'
+PACKED: Settings = {INDICES: 'packed'}  # exact, and shorter than int64
 CIFAR: Settings = {
     'dataset.root': '{data}',
     'dataset.verify': False,
@@ -81,22 +98,35 @@ CIFAR: Settings = {
     'train.optimizer.lr': 0.025,
     'train.warmup_lr_epochs': 1,
 }
-
-# Rows that an optimizer with two moments cannot have.
-SGD_ONLY = {'dgs': 'the update of a parameter server is that of SGD'}
+ADAMW = ('configs/optim/adamw.py',)
+MOMENTS: Settings = {'train.averaging.moments': {'exp_avg': 30, 'exp_avg_sq': 30}}
+DIGITS_ROWS: dict[str, Settings] = {
+    'des-loc': MOMENTS,
+    # At 1 % an element waits for 100 of 550 steps.
+    'random-k': {'train.compression.compress_ratio': 0.1, 'train.optimizer.lr': 0.1},
+}
+GPT_ROWS: dict[str, Settings] = {
+    # The variance is frozen when the learning rate has risen, after an epoch.
+    'one-bit-adam': {'train.compression.freeze_step': 245, 'train.optimizer.lr': 0.001},
+    # About 1 % of the elements at first; none is as large as on the digits.
+    'threshold-v': {'train.compression.compressor.threshold': 0.02},
+}
 
 WORKLOADS: dict[str, Workload] = {
     'digits': Workload(
         'a small CNN on the digits of scikit-learn, 25 epochs',
         ('configs/digits/cnn.py',),
         compressed={**PACKED, 'train.compression.warmup_epochs': 5},
+        local={'train.averaging.every': 10},  # of 550 steps
+        rows=DIGITS_ROWS,
     ),
     'digits-adamw': Workload(
         'a small CNN on the digits of scikit-learn with AdamW, 25 epochs',
         ('configs/digits/cnn.py',),
         compressed={**PACKED, 'train.compression.warmup_epochs': 5},
-        after=('configs/optim/adamw.py',),
-        impossible=SGD_ONLY,
+        optimizer=ADAMW,
+        local={'train.averaging.every': 10},
+        rows={'des-loc': MOMENTS},
     ),
     'resnet20': Workload(
         'ResNet-20 on the first 10,000 training images of CIFAR-10, 10 epochs',
@@ -145,8 +175,7 @@ WORKLOADS: dict[str, Workload] = {
             'train.optimizer.lr': 0.002,
         },
         compressed={**PACKED, 'train.compression.warmup_epochs': 1},
-        after=('configs/optim/adam.py',),
-        impossible=SGD_ONLY,
+        optimizer=('configs/optim/adam.py',),
     ),
     'gpt-adamw': Workload(
         "a GPT of 1.4 M parameters on the bytes of Shakespeare's works with AdamW, 3 epochs",
@@ -162,8 +191,10 @@ WORKLOADS: dict[str, Workload] = {
             'train.compression.warmup_epochs': 0,
             'train.compression.warmup_steps': 150,
         },
-        after=('configs/optim/adamw.py', 'configs/rate/cosine.py'),
-        impossible=SGD_ONLY,
+        optimizer=ADAMW,
+        after=('configs/rate/cosine.py',),
+        own_rule={'train.scale_lr': False},
+        rows=GPT_ROWS,
     ),
     'speech': Workload(
         'a small Deep Speech on synthesised words with AdamW, 8 epochs',
@@ -175,8 +206,7 @@ WORKLOADS: dict[str, Workload] = {
             'train.optimizer.lr': 0.002,
         },
         compressed={**PACKED, 'train.compression.warmup_epochs': 2},
-        after=('configs/optim/adamw.py',),
-        impossible=SGD_ONLY,
+        optimizer=ADAMW,
     ),
 }
 

@@ -8,4 +8,5 @@ from dgc.algorithms.random_k import random_k
 from utils.config import Config, configs
 
 configs.train.compression = Config(random_k)
-configs.train.optimizer.momentum = 0.0
+if 'momentum' in configs.train.optimizer:  # which AdamW has not
+    configs.train.optimizer.momentum = 0.0

@@ -6,4 +6,5 @@ from utils.config import Config, configs
 
 configs.train.compression = Config(signum)
 configs.train.optimizer = configs.train.optimizer.using(DGCSGD)
+configs.train.optimizer.momentum = 0.9
 configs.train.optimizer.lr = 0.001

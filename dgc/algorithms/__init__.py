@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dgc.algorithms.async_diloco import async_diloco
 from dgc.algorithms.chunk import chunk
 from dgc.algorithms.deep_gradient_compression import deep_gradient_compression
 from dgc.algorithms.demo import demo
@@ -196,6 +197,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             ('configs/signsgd/vote.py',),
             frozenset({Law.EQUALS_DENSE}),
             has_density=False,
+            has_own_rule=True,
         ),
         Algorithm(
             'signum',
@@ -205,6 +207,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             ('configs/signsgd/signum.py',),
             frozenset({Law.EQUALS_DENSE}),
             has_density=False,
+            has_own_rule=True,
         ),
         Algorithm(
             'ef-sign-sgd',
@@ -272,6 +275,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             ('configs/demo/demo.py',),
             frozenset(),
             has_density=False,
+            has_own_rule=True,
         ),
         Algorithm(
             'one-bit-adam',
@@ -282,6 +286,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             frozenset(),
             has_density=False,
             optimizer=OneBitAdam,
+            has_own_rule=True,
         ),
         Algorithm(
             'zero-one-adam',
@@ -325,6 +330,16 @@ ALGORITHMS: dict[str, Algorithm] = {
             has_density=False,
         ),
         Algorithm(
+            'async-diloco',
+            'DiLoCo with a server: outer steps on the movement of a quorum, and nobody waits',
+            'arXiv 2604.21428; Liu et al., arXiv 2401.09135',
+            async_diloco,
+            ('configs/diloco/asynchronous.py',),
+            frozenset({Law.CONSERVES, Law.EQUALS_DENSE, Law.FLUSHES}),
+            Kind.ASYNCHRONOUS_LOCAL_STEPS,
+            has_density=False,
+        ),
+        Algorithm(
             'sparse-loco',
             'local steps; two bits for the largest elements of each chunk of their movement',
             'Sarfi et al., arXiv 2508.15706',
@@ -343,6 +358,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             frozenset({Law.EQUALS_DENSE}),
             Kind.LOCAL_STEPS,
             has_density=False,
+            has_own_rule=True,
         ),
         Algorithm(
             'dgs',

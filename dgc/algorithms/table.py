@@ -31,6 +31,12 @@ class Kind(Enum):
     SYNCHRONOUS = 'synchronous'
     ASYNCHRONOUS = 'asynchronous'
     LOCAL_STEPS = 'local steps'
+    ASYNCHRONOUS_LOCAL_STEPS = 'asynchronous local steps'
+
+    @property
+    def has_server(self) -> bool:
+        """Whether ranks train through a parameter server."""
+        return self in (Kind.ASYNCHRONOUS, Kind.ASYNCHRONOUS_LOCAL_STEPS)
 
 
 CONSERVING = frozenset({Law.CONSERVES, Law.EQUALS_DENSE, Law.FLUSHES})
@@ -52,6 +58,9 @@ class Algorithm:
         has_density: It takes ``compress_ratio``, the density of its messages.
         optimizer: The only optimizer that it works with; None for those that ``wiring.check``
             accepts.
+        has_own_rule: Its config files choose the rule by which parameters are updated, with a
+            learning rate for it, as a part of the method: another optimizer would be another
+            method.
     """
 
     name: str
@@ -63,6 +72,7 @@ class Algorithm:
     kind: Kind = Kind.SYNCHRONOUS
     has_density: bool = True
     optimizer: type[Optimizer] | None = None
+    has_own_rule: bool = False
 
     def composition(self, density: float | None = None, **settings: Any) -> Composition:
         """Return a fresh composition.

@@ -23,6 +23,7 @@ from dgc.engines.cores import available_cores
 from dgc.engines.jobs import EngineError as EngineError  # others import it from here
 from dgc.engines.jobs import JobThread
 from dgc.engines.pace import Pace
+from dgc.spans import Recorder
 
 T = TypeVar('T')
 MOST = 4  # engines of one process before garbage is collected to find free ones
@@ -73,6 +74,10 @@ class Traffic:
         sent, received: bytes, counted as a ring all-reduce, a ring all-gather and a binomial tree
             move them, whatever algorithm the library beneath uses.
         messages: messages sent, counted in the same way.
+        rounds: messages that follow one another, on the longest path from a rank to another one;
+            all ranks count the same. path: their bytes. On links of latency α and β seconds per
+            byte, all calls take α·rounds + β·path (``Network.path``), or less where a call need
+            not wait for the one before it on other ranks.
         seconds: wall-clock time inside the engine's calls.
         clock_seconds: the same on ``Engine.clock``, which in a simulation is virtual.
     """
@@ -80,6 +85,8 @@ class Traffic:
     sent: int = 0
     received: int = 0
     messages: int = 0
+    rounds: int = 0
+    path: int = 0
     seconds: float = 0.0
     clock_seconds: float = 0.0
 
@@ -105,6 +112,7 @@ class Engine(ABC):
         is_closed: whether ``close()`` was called.
         pipeline: whether ``beside`` has a thread of its own; None where a rank has two cores.
             Ranks may differ in it.
+        recorder: Receives every call, for a trace; None for none.
     """
 
     name = ''
@@ -121,6 +129,7 @@ class Engine(ABC):
         self.is_shared = False
         self.is_closed = False
         self.pipeline: bool | None = None
+        self.recorder: Recorder | None = None
         self._duplicates: list[Engine] = []
         self._calls = 0
         self._running: Callable[[], Any] | None = None  # the call that is not complete
@@ -183,12 +192,15 @@ class Engine(ABC):
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum ``tensor``, of any shape, over the ranks, in place; returns it."""
         ring = round(2 * (self.size - 1) / self.size * nbytes(tensor))
-        return self._call(partial(self._all_reduce, tensor), ring, ring, 2 * (self.size - 1))
+        messages = 2 * (self.size - 1)
+        return self._call(partial(self._all_reduce, tensor), ring, ring, messages, messages, ring)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Gather the ranks' ``tensor[m]`` as ``[P, m]``; m is above 0 and the same on all ranks."""
-        others = (self.size - 1) * nbytes(tensor)
-        return self._call(partial(self._all_gather, tensor), others, others, self.size - 1)
+        messages = self.size - 1
+        others = messages * nbytes(tensor)
+        job = partial(self._all_gather, tensor)
+        return self._call(job, others, others, messages, messages, others)
 
     def send_recv(
         self, tensor: Tensor, destination: int | None, source: int | None
@@ -208,18 +220,22 @@ class Engine(ABC):
         sent = nbytes(tensor) if destination is not None else 0
         received = nbytes(tensor) if source is not None else 0
         job = partial(self._send_recv, tensor, destination, source)
-        return self._call(job, sent, received, int(destination is not None))
+        is_sent = destination != self.rank  # else no message leaves the rank
+        path = is_sent * nbytes(tensor)  # others send as much, where this rank sends nothing
+        return self._call(job, sent, received, int(destination is not None), int(is_sent), path)
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
         """Overwrite ``tensor``, of any shape, with that of rank ``root``; returns it."""
         copies = children((self.rank - root) % self.size, self.size)
         received = 0 if self.rank == root else nbytes(tensor)
         job = partial(self._broadcast, tensor, root)
-        return self._call(job, copies * nbytes(tensor), received, copies)
+        rounds = (self.size - 1).bit_length()
+        sent, path = copies * nbytes(tensor), rounds * nbytes(tensor)
+        return self._call(job, sent, received, copies, rounds, path)
 
     def barrier(self) -> None:
         """Return when every rank has called this."""
-        self._call(self._barrier, 0, 0, 0)
+        self._call(self._barrier, 0, 0, 0, rounds=(self.size - 1).bit_length())
 
     def confirm(self) -> None:
         """Return when all ranks are known to have completed the exchanges of this step.
@@ -300,7 +316,15 @@ class Engine(ABC):
         if self._thread is not None:
             self._thread.fail(error)
 
-    def _call(self, job: Callable[[], T], sent: int, received: int, messages: int) -> T:
+    def _call(
+        self,
+        job: Callable[[], T],
+        sent: int,
+        received: int,
+        messages: int,
+        rounds: int = 0,
+        path: int = 0,
+    ) -> T:
         if self._computing is not None and self._computing.is_current:
             # Queued, the call might be behind a bucket that waits for what makes it.
             raise EngineError(
@@ -310,7 +334,8 @@ class Engine(ABC):
         # A job that is already on the engine's thread calls directly: queued behind itself, it
         # would wait for ever.
         if self._thread is not None and not self._thread.is_current:
-            return self._thread.submit(partial(self._call, job, sent, received, messages)).result()
+            call = partial(self._call, job, sent, received, messages, rounds, path)
+            return self._thread.submit(call).result()
         start, clock = time.perf_counter(), self.clock
         self._pace.begin(start)
         self._calls, self._running, self._moved = self._calls + 1, job, start
@@ -323,6 +348,11 @@ class Engine(ABC):
         self.traffic.sent += sent
         self.traffic.received += received
         self.traffic.messages += messages
+        self.traffic.rounds += rounds
+        self.traffic.path += path
+        if self.recorder is not None:
+            name = getattr(job, 'func', job).__name__.strip('_')
+            self.recorder.add_call(name, self.bucket, start, self._moved, sent)
         return result
 
     def _duplicate(self) -> Engine:

@@ -60,6 +60,14 @@ class Unscaled(Scaling):
         return 1.0
 
 
+class InverseRounds(Scaling):
+    """Divides a movement by one more than the rounds that it is late (asynchronous DiLoCo)."""
+
+    def factor(self, staleness: int) -> float:
+        """Return ``1 / (1 + staleness)``."""
+        return 1 / (1 + staleness)
+
+
 class InverseStaleness(Scaling):
     """Divides an update by its staleness from 2 on (Zhang et al., IJCAI 2016, equation 6)."""
 
@@ -146,9 +154,17 @@ class Asynchronous:
         Raises:
             ValueError: For settings with which asynchronous training is impossible.
         """
+        check_settings(settings, self.memory)
+        return self.moved(settings, named)
+
+    def moved(self, settings: Optimizer, named: list[tuple[str, Parameter]]) -> list[Named]:
+        """Return the parameters that ``settings`` trains, whatever optimizer it is.
+
+        Raises:
+            ValueError: For parameters that a server cannot hold.
+        """
         check_names(settings, named)
         self.rules.check_patterns([name for name, _ in named])
-        check_settings(settings, self.memory)
         parameters = trained(settings, named)
         others = [name for name, p, _ in parameters if p.dtype != torch.float32]
         if others:

@@ -57,6 +57,7 @@ class Model:
     itself, and θ_w ← θ.
 
     Attributes:
+        buckets: What the buckets hold.
         flats: θ, by bucket.
         records: θ_w, by worker slot and bucket.
     """
@@ -64,7 +65,7 @@ class Model:
     def __init__(self, buckets: Sequence[Bucket], composition: Asynchronous) -> None:
         self.flats = flatten(buckets)
         self.records: dict[int, list[Tensor]] = {}
-        self._buckets = buckets
+        self.buckets = buckets
         self._composition = composition
         self._scratch = [torch.empty_like(values) for values in self.flats]
         # What the secondary compressor remembers, by worker slot and bucket.
@@ -77,7 +78,7 @@ class Model:
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Return the parameters' names, and views of θ in their shapes."""
-        for bucket, values in zip(self._buckets, self.flats, strict=True):
+        for bucket, values in zip(self.buckets, self.flats, strict=True):
             yield from bucket.views(values)
 
     def start_record(self, slot: int) -> bytes:
@@ -91,20 +92,24 @@ class Model:
         for values, part in zip(self.flats, update, strict=True):
             part.add_to(values, alpha=-factor)
 
-    def answer(self, slot: int, step: int, steps_per_epoch: int) -> tuple[bytes, int]:
+    def answer(
+        self, slot: int, step: int, steps_per_epoch: int, places: Sequence[int] | None = None
+    ) -> tuple[bytes, int]:
         """Select the answer for one worker and add it to its record.
 
         Args:
             slot: The worker's slot.
             step: Steps of one worker, which the schedule of the density follows.
             steps_per_epoch: Steps of one worker in an epoch.
+            places: Indices of the buckets to answer; None for all.
 
         Returns:
             The body of the ANSWER, and the number of elements in it.
         """
         codec, body, elements = self._composition.codec, [], 0
-        buckets = zip(self._buckets, self.flats, self.records[slot], self._scratch, strict=True)
-        for bucket, values, record, scratch in buckets:
+        for place in range(len(self.flats)) if places is None else places:
+            bucket, values = self.buckets[place], self.flats[place]
+            record, scratch = self.records[slot][place], self._scratch[place]
             compressor = self._composition.download_compressor(bucket, step, steps_per_epoch)
             difference = torch.sub(values, record, out=scratch)  # θ − θ_w
             state = self._searches.setdefault((slot, bucket.spec.names), {})
@@ -143,7 +148,7 @@ class FloatBuffers:
 
 
 def agreement_digests(
-    named: list[tuple[str, Parameter]], buffers: int, configuration: str
+    named: list[tuple[str, Parameter]], buffers: int, configuration: str, rounds: str = ''
 ) -> dict[str, bytes]:
     """Return a SHA-256 digest of each aspect that a worker and its server must have in common.
 
@@ -152,6 +157,7 @@ def agreement_digests(
             parameters are never sent.
         buffers: Elements of the model's floating-point buffers.
         configuration: Any text.
+        rounds: What they must have in common of rounds of local steps; '' where there are none.
     """
     frozen = [protocol.tensor_to_bytes(p.reshape(-1)) for _, p in named if not p.requires_grad]
     described = describe_parameters(named)
@@ -159,5 +165,6 @@ def agreement_digests(
         'the number of buffers': str(buffers).encode(),
         'the frozen parameters': b''.join(frozen),
         'the configuration': configuration.encode(),
+        'the rounds of local steps': rounds.encode(),
     }
     return {aspect: hashlib.sha256(text).digest() for aspect, text in texts.items()}

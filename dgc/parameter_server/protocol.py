@@ -16,7 +16,8 @@
     JOIN            a digest of 32 bytes per aspect           WELCOME, FULL, FINISHED, REFUSED
     HELLO           empty; first on a new connection          KNOWN, REJOIN
     PUSH            a section per bucket                      ANSWER, DECLINED, FINISHED, REJOIN,
-                                                              REFUSED
+                                                              PENDING, REFUSED
+    PULL            the number of a fragment (u64)            ANSWER, FINISHED, REJOIN, PENDING
     LEAVE           empty                                     LEFT
     LOSSES          float64 training losses, at most 256      none
     STATISTICS      float32 buffers of the model, in order    none
@@ -29,6 +30,7 @@
     DECLINED        the length of a text (u64); UTF-8 text: why the update is not applied; then
                     as ANSWER
     FINISHED        empty: all updates have been made
+    PENDING         empty: the round of that fragment is open, and nothing has changed
     KNOWN           empty: the session holds a slot, and may push on this connection
     REJOIN          empty: the session is unknown, or its ticket is out of date
     FULL            empty: every worker slot is taken
@@ -43,6 +45,15 @@ A section holds one bucket of an update or answer, in the order of the buckets:
          8      8  length: bytes of the section's data
         16      …  dense: all n elements as float32; sparse: a message of the codec
          …    0-7  zeros, up to a multiple of 8
+
+With rounds of local steps (rounds.py), u64 each:
+
+    WELCOME         ends with the number of the open round of each fragment
+    PUSH            begins with a fragment, the samples of its movement, and the number of the round
+                    that was open when the learner got the parameters from which it moved
+    ANSWER          begins with the number of the open round, and 1 where the learner has pushed
+                    something into it, else 0
+    PUSH, ANSWER    have sections of that fragment's buckets alone
 
 A request is sent again after a reconnection, so it may arrive twice, and counts once: the server
 stores the last sequence of each session and repeats the same reply for the same sequence. It also
@@ -69,12 +80,15 @@ from torch import Tensor
 from dgc.codec import Codec
 from dgc.sparse import Sparse
 
-VERSION = 2
+VERSION = 3
 MAGIC = b'DGS' + bytes([VERSION])
 HEADER = struct.Struct('<4sHHQQQQQQ')
 SECTION_HEADER = struct.Struct('<I4xQ')
 BUDGET = struct.Struct('<QQQ')
 TEXT_LENGTH = struct.Struct('<Q')
+MOVEMENT = struct.Struct('<QQQ')  # fragment, samples, round
+NUMBER = struct.Struct('<Q')  # of a fragment or a round
+ROUND = struct.Struct('<QQ')  # its number, whether the learner has contributed
 SECTION_ALIGNMENT = 8
 DENSE, SPARSE = 0, 1
 FLOAT32 = 4  # bytes
@@ -82,6 +96,7 @@ DIGEST = 32  # bytes
 MAX_WORKER_SLOTS = 2**16 - 1
 MAX_TEXT = 1024  # bytes of a refusal
 MAX_LOSSES = 256  # in one message
+MAX_SAMPLES = 2**40  # of one movement
 # Bytes of a message from a peer that has not joined: JOIN is the longest that it needs.
 SHORT = 4096
 
@@ -100,6 +115,7 @@ class Kind(IntEnum):
     STATISTICS = 5
     HEARTBEAT = 6
     HELLO = 7
+    PULL = 8
     WELCOME = 16
     ANSWER = 17
     FINISHED = 18
@@ -109,6 +125,7 @@ class Kind(IntEnum):
     REFUSED = 22
     DECLINED = 23
     KNOWN = 24
+    PENDING = 25
 
 
 FROM_WORKER = frozenset(kind for kind in Kind if kind < Kind.WELCOME)
@@ -302,6 +319,7 @@ def max_message_bytes(numels: Sequence[int], buffers: int, aspects: int) -> int:
         buffers: Elements of the model's buffers.
         aspects: Number of digests in a JOIN.
     """
-    sections = sum(SECTION_HEADER.size + FLOAT32 * numel + SECTION_ALIGNMENT for numel in numels)
+    beside = SECTION_HEADER.size + SECTION_ALIGNMENT + NUMBER.size  # the last one in a WELCOME
+    sections = sum(beside + FLOAT32 * numel for numel in numels)
     texts = DIGEST * aspects + MAX_TEXT + TEXT_LENGTH.size
-    return HEADER.size + sections + BUDGET.size + FLOAT32 * buffers + texts
+    return HEADER.size + MOVEMENT.size + sections + BUDGET.size + FLOAT32 * buffers + texts

@@ -7,9 +7,9 @@ connects it to the network).
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,7 +33,31 @@ from dgc.parameter_server.protocol import (
     ProtocolError,
 )
 from dgc.sparse import Sparse
-from dgc.wiring import pairs
+from dgc.wiring import Named, pairs
+
+
+class Pushed(NamedTuple):
+    """A PUSH as it is decoded.
+
+    Attributes:
+        parts: What it has of each bucket.
+        fragment: Of local steps; else 0.
+        samples: That its movement was trained on; else 1.
+        base: The round from whose parameters it moved; else 0.
+    """
+
+    parts: list[Sparse]
+    fragment: int = 0
+    samples: int = 1
+    base: int = 0
+
+
+class Traffic(NamedTuple):
+    """Bytes that the server has received and sent, and elements in what it has sent."""
+
+    received: int = 0
+    sent: int = 0
+    elements: int = 0
 
 
 class Observer:
@@ -61,6 +85,8 @@ class ConnectedWorker:
         reply: The reply to that request, to be sent again if the request is repeated.
         base: Version of the model in that reply, which the worker's next update is computed on.
         ticket: Drawn when its record was last set to the model.
+        rounds: Of local steps, the number of each fragment's open round when the worker got the
+            fragment.
     """
 
     session: int
@@ -70,6 +96,7 @@ class ConnectedWorker:
     reply: bytes = b''
     base: int = 0
     ticket: int = 0
+    rounds: list[int] = field(default_factory=list)
 
 
 class WorkerSlots:
@@ -149,7 +176,7 @@ class Server:
         self._log = LimitedLog(__name__)
         self.version = 0
         self.workers = WorkerSlots(budget.worker_slots)
-        parameters = composition.trained(settings, named)
+        parameters = self._trained(settings, named)
         live = {name: (parameter, group) for name, parameter, group in parameters}
         buckets = [
             Bucket(spec, [live[name] for name in spec.names])  # no memory on the server
@@ -157,10 +184,26 @@ class Server:
         ]
         self.model = Model(buckets, composition)
         self.statistics = FloatBuffers(buffers)
-        self._digests = agreement_digests(named, self.statistics.numel, configuration)
+        self._digests = agreement_digests(
+            named, self.statistics.numel, configuration, self._agreement()
+        )
         self._reported: dict[int, Tensor] = {}  # slot → its worker's last statistics
         self._applied: dict[int, int] = {}  # session → number of its last applied update
         self._proportion = Proportion(max_norm_ratio)
+
+    def _trained(self, settings: Optimizer, named: list[tuple[str, Parameter]]) -> list[Named]:
+        """Return the parameters that are trained."""
+        return self.composition.trained(settings, named)
+
+    def _agreement(self) -> str:
+        """Return what workers must have in common of rounds of local steps; '' for none."""
+        return ''
+
+    @property
+    def models_held(self) -> int:
+        """How many times the parameters' bytes the server holds at most: θ and a scratch buffer,
+        and for each worker the record and the last answer."""
+        return 2 + 2 * self.budget.worker_slots
 
     @property
     def max_message_bytes(self) -> int:
@@ -200,6 +243,8 @@ class Server:
                 return self._join(message, now)
             if message.kind is Kind.PUSH:
                 return self._push(message, worker)
+            if message.kind is Kind.PULL:
+                return self._pull(message, worker)
             if message.kind is Kind.HELLO:
                 return self._plain_reply(message, Kind.REJOIN if worker is None else Kind.KNOWN)
             if message.kind is Kind.LEAVE:
@@ -269,8 +314,8 @@ class Server:
         """
         if entry.update.version != self.version + 1:
             raise ValueError(f'update {entry.update.version} does not follow {self.version}')
-        update = self._decode(entry.body)
-        self._proportion.objection(update)  # counts its norm
+        update = self._decode(self._restored(entry.body))
+        self._objection(update)  # counts its norm
         self._apply(update, entry.update.staleness, entry.session, entry.number)
         self.observer.updated(entry.update)
 
@@ -296,7 +341,11 @@ class Server:
         self._log.info('worker %d begins at update %d', worker.slot, self.version)
         statistics = protocol.tensor_to_bytes(self.average())
         body = self.budget.encode() + self.model.start_record(worker.slot) + statistics
-        return self._stored_reply(message, worker, Kind.WELCOME, body)
+        return self._stored_reply(message, worker, Kind.WELCOME, body + self._begin(worker))
+
+    def _begin(self, worker: ConnectedWorker) -> bytes:
+        """Note that a worker's record is θ now; returns what a WELCOME ends with."""
+        return b''
 
     def _push(self, message: Message, worker: ConnectedWorker | None) -> bytes | None:
         """Apply an update to θ, at most once, and answer it."""
@@ -306,46 +355,88 @@ class Server:
             return self._plain_reply(message, Kind.REJOIN)
         if message.update <= self._applied.get(message.session, 0):
             # Applied before a restart or a timeout, which lost the answer but not the update.
-            body, _ = self._answer(worker)
+            body, _ = self._changed(worker, self._decode(message.body).fragment)
             return self._stored_reply(message, worker, Kind.ANSWER, body)
         if self.finished:
             return self._plain_reply(message, Kind.FINISHED)
         update = self._decode(message.body)
-        if objection := self._proportion.objection(update):
+        if objection := self._objection(update):
             self._log.warning('refused an update of worker %d: %s', worker.slot, objection)
-            return self._decline(message, worker, objection)
-        staleness = self.version - worker.base
+            return self._decline(message, worker, update, objection)
+        staleness = self._staleness(worker, update)
+        stored = self._to_restore(message.body)
         self._apply(update, staleness, message.session, message.update)
-        body, downloaded = self._answer(worker)
-        reply = self._stored_reply(message, worker, Kind.ANSWER, body)
-        elements = sum(len(part.values) for part in update) + downloaded
-        received = protocol.HEADER.size + len(message.body)
-        record = Update(self.version, worker.slot, staleness, received, len(reply), elements)
-        self.observer.accepted(Entry(message.session, message.update, record, message.body))
+        body, downloaded = self._answer(worker, update.fragment)
+        reply = self._stored_reply(message, worker, Kind.ANSWER if body else Kind.PENDING, body)
+        pulled = self._pulled()
+        elements = sum(len(part.values) for part in update.parts) + downloaded + pulled.elements
+        received = protocol.HEADER.size + len(message.body) + pulled.received
+        sent = len(reply) + pulled.sent
+        record = Update(self.version, worker.slot, staleness, received, sent, elements)
+        self.observer.accepted(Entry(message.session, message.update, record, stored))
         self.observer.updated(record)
         return reply
 
-    def _decode(self, body: bytes | memoryview) -> list[Sparse]:
-        """Decode an update's sections. Raises ProtocolError or CodecError for an invalid one."""
-        update = protocol.decode_sections(body, self.model.numels, self.composition.codec)
-        if not all(bool(part.values.isfinite().all()) for part in update):
-            raise ProtocolError('an update holds an infinity or a NaN')
-        return update
+    def _pulled(self) -> Traffic:
+        """Return what has been sent between the last two updates, which counts with the second."""
+        return Traffic()
 
-    def _apply(self, update: list[Sparse], staleness: int, session: int, number: int) -> None:
+    def _pull(self, message: Message, worker: ConnectedWorker | None) -> bytes | None:
+        """Refuse a request that is for rounds of local steps."""
+        raise ProtocolError('the server has no rounds of local steps')
+
+    def _decode(self, body: bytes | memoryview) -> Pushed:
+        """Decode an update. Raises ProtocolError or CodecError for an invalid one."""
+        return Pushed(self._sections(body, self.model.numels))
+
+    def _sections(self, body: bytes | memoryview, numels: Sequence[int]) -> list[Sparse]:
+        """Decode the sections of buckets of so many elements, which must be finite."""
+        parts = protocol.decode_sections(body, numels, self.composition.codec)
+        if not all(bool(part.values.isfinite().all()) for part in parts):
+            raise ProtocolError('an update holds an infinity or a NaN')
+        return parts
+
+    def _objection(self, update: Pushed) -> str:
+        """Return why an update is refused; '' where it is accepted."""
+        return self._proportion.objection(update.parts)
+
+    def _staleness(self, worker: ConnectedWorker, update: Pushed) -> int:
+        """Return how much older than θ the model is that an update was computed on."""
+        return self.version - worker.base
+
+    def _to_restore(self, body: bytes | memoryview) -> bytes | memoryview:
+        """Return what a journal holds of an update."""
+        return body
+
+    def _restored(self, body: bytes | memoryview) -> bytes | memoryview:
+        """Return the body of the update of which a journal holds ``body``."""
+        return body
+
+    def _apply(self, update: Pushed, staleness: int, session: int, number: int) -> None:
         """Apply an update to θ, and record that it is."""
-        self.model.apply_update(update, self.composition.scaling.factor(staleness))
+        self.model.apply_update(update.parts, self.composition.scaling.factor(staleness))
+        self._count(session, number)
+
+    def _count(self, session: int, number: int) -> None:
+        """Record that an update is applied."""
         self.version += 1
         self._applied[session] = number
 
-    def _decline(self, message: Message, worker: ConnectedWorker, objection: str) -> bytes:
+    def _decline(
+        self, message: Message, worker: ConnectedWorker, update: Pushed, objection: str
+    ) -> bytes:
         """Answer an update that is not applied: what has changed, and the reason before it."""
         reason = objection.encode()[: protocol.MAX_TEXT]
-        body, _ = self._answer(worker)
+        body, _ = self._changed(worker, update.fragment)
         body = protocol.TEXT_LENGTH.pack(len(reason)) + reason + body
         return self._stored_reply(message, worker, Kind.DECLINED, body)
 
-    def _answer(self, worker: ConnectedWorker) -> tuple[bytes, int]:
+    def _answer(self, worker: ConnectedWorker, fragment: int) -> tuple[bytes, int]:
+        """Return the body of the answer to an update, and the number of elements in it."""
+        return self._changed(worker, fragment)
+
+    def _changed(self, worker: ConnectedWorker, fragment: int) -> tuple[bytes, int]:
+        """Select what has changed for a worker, and add it to its record; likewise."""
         step = self.version // self.budget.worker_slots
         return self.model.answer(worker.slot, step, self.budget.steps_per_epoch)
 

@@ -37,7 +37,8 @@ MILLISECONDS = 1000  # per second
 CONNECTED = zmq.EVENT_HANDSHAKE_SUCCEEDED
 DISCONNECTED = zmq.EVENT_DISCONNECTED
 
-OF_KNOWN = {Kind.WELCOME, Kind.ANSWER, Kind.DECLINED, Kind.KNOWN}  # replies to who holds a slot
+# Replies to who holds a slot.
+OF_KNOWN = {Kind.WELCOME, Kind.ANSWER, Kind.DECLINED, Kind.KNOWN, Kind.PENDING}
 
 HANDSHAKE_BYTES = 1024  # no message of CURVE's or ZeroMQ's own is longer
 RETRY_SECONDS = 0.5  # between two checks of a worker's patience, or two JOINs to a full server

@@ -6,7 +6,7 @@ import math
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ from dgc.parameter_server.protocol import (
 from dgc.parameter_server.settings import ServerError
 from dgc.reducer import Progress
 from dgc.sparse import difference
-from dgc.wiring import allocate, pairs
+from dgc.wiring import Named, allocate, pairs
 from dgc.wrapper import Uncopied
 
 LEAVE_TIMEOUT = 10.0  # seconds that a worker waits for the reply to its LEAVE
@@ -111,6 +111,7 @@ class WorkerOptimizer(Uncopied):
         ServerError: If the server cannot be reached or refuses this worker.
     """
 
+    _bytes_at_join = 0  # which a WELCOME has behind the model
     _saved_instead = 'the server saves the model; make a new worker to go on from it'
 
     def __init__(
@@ -123,7 +124,7 @@ class WorkerOptimizer(Uncopied):
         configuration: str = '',
     ) -> None:
         named = pairs(named_parameters)
-        parameters = composition.trained(settings, named)
+        parameters = self._trained(composition, settings, named)
         self.plan = composition.plan(parameters)
         self.buckets = allocate(self.plan.buckets, parameters, composition, LocalEngine())
         super().__init__(settings.param_groups, settings.defaults)
@@ -146,7 +147,7 @@ class WorkerOptimizer(Uncopied):
             )
         self._full_rate = float(settings.param_groups[0]['lr'])
         self._local = LocalEngine()  # for clipping by a norm: a worker's update has one rank
-        digests = agreement_digests(named, self._statistics.numel, configuration)
+        digests = agreement_digests(named, self._statistics.numel, configuration, self._agreement())
         self._digests = b''.join(digests.values())
         numels = [bucket.numel for bucket in self.buckets]
         try:
@@ -155,6 +156,16 @@ class WorkerOptimizer(Uncopied):
         except BaseException:  # the caller gets no optimizer whose close() would do it
             link.close()
             raise
+
+    def _trained(
+        self, composition: Asynchronous, settings: Optimizer, named: list[tuple[str, Parameter]]
+    ) -> list[Named]:
+        """Return the parameters that are trained."""
+        return composition.trained(settings, named)
+
+    def _agreement(self) -> str:
+        """Return what a server must have in common of rounds of local steps; '' for none."""
+        return ''
 
     @property
     def finished(self) -> bool:
@@ -184,13 +195,17 @@ class WorkerOptimizer(Uncopied):
         start = time.perf_counter()
         self._compute_updates()
         update = b''.join(map(self._compress, self.buckets))
-        self.progress.steps += 1
         self.progress.compress += time.perf_counter() - start
         self._push(update)
-        if self.progress.steps % self.composition.statistics_period == 0:
-            self._report_statistics()
+        self._count_step()
         self.progress.wait += time.perf_counter() - start
         return loss
+
+    def _count_step(self) -> None:
+        """Count a step, and report the statistics from time to time."""
+        self.progress.steps += 1
+        if self.progress.steps % self.composition.statistics_period == 0:
+            self._report_statistics()
 
     def report_losses(self, losses: Iterable[float]) -> None:
         """Send the server the training losses of the last steps."""
@@ -260,8 +275,9 @@ class WorkerOptimizer(Uncopied):
         self._updates += 1
         while not self.finished:
             reply = self._request(Kind.PUSH, update)
-            if reply.kind is Kind.ANSWER:
-                self._apply(reply.body)
+            if reply.kind in (Kind.ANSWER, Kind.PENDING):
+                if reply.kind is Kind.ANSWER:
+                    self._apply(reply.body)
                 self.version = reply.version
                 self._declined = 0
                 break
@@ -317,21 +333,30 @@ class WorkerOptimizer(Uncopied):
             self._server_finished = True
             return
         self.slot, self.version, self._ticket = reply.slot, reply.version, reply.ticket
-        end = len(reply.body) - FLOAT32 * self._statistics.numel
+        last = len(reply.body) - self._bytes_at_join
+        end = last - FLOAT32 * self._statistics.numel
         if end < BUDGET.size:
             raise ServerError(f'the server sent a model of {len(reply.body)} bytes')
         self.budget = Budget.decode(reply.body)
-        self._apply(reply.body[BUDGET.size : end])
-        self._statistics.write(protocol.tensor_from_bytes(reply.body[end:], torch.float32))
+        self._begin(reply.body[BUDGET.size : end], reply.body[last:])
+        self._statistics.write(protocol.tensor_from_bytes(reply.body[end:last], torch.float32))
+
+    def _begin(self, model: bytes | memoryview, own: bytes | memoryview) -> None:
+        """Take over the server's model; ``own`` has ``_bytes_at_join`` bytes."""
+        self._apply(model)
 
     def _apply(self, body: bytes | memoryview) -> None:
         """Apply the sections of an answer, or of a whole model, to the parameters."""
-        numels = [bucket.numel for bucket in self.buckets]
+        self._apply_to(self.flats, body)
+
+    def _apply_to(self, flats: Sequence[Tensor], body: bytes | memoryview) -> None:
+        """Apply sections to ``flats``, of which there is one for each."""
+        numels = [len(values) for values in flats]
         try:
             parts = protocol.decode_sections(body, numels, self.composition.codec)
         except (ProtocolError, CodecError) as error:
             raise ServerError(f'the server sent an invalid answer: {error}') from error
-        for values, part in zip(self.flats, parts, strict=True):
+        for values, part in zip(flats, parts, strict=True):
             apply_answer(values, part)
 
     def _report_statistics(self) -> None:

@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.parity import __main__ as parity
-from bench.parity.__main__ import main, parse, plan
-from bench.parity.rows import ADAPTIVE, PUBLISHED, rows
+from bench.parity import measuring
+from bench.parity.__main__ import main, parse
+from bench.parity.measuring import plan
+from bench.parity.rows import ADAPTIVE, GROUPS, PUBLISHED, impossible, rows
 from bench.parity.summary import behind, half_width, table
 from bench.parity.training import failure, planned
 from bench.parity.workloads import ACCURACY, WORKLOADS, Metric
 from dgc import Composition
+from dgc.algorithms import ALGORITHMS, Kind
 from dgc.wiring import check_momentum
 from utils.build import build_optimizer
 from utils.checks import build_composition, check_settings
@@ -42,13 +44,16 @@ def words(tmp_path):
 
 CELLS = [(name, row) for name in WORKLOADS for row in PUBLISHED]
 CELLS += [(name, row) for name in WORKLOADS if 'adamw' in name for row in ADAPTIVE]
+LOW = [row for row in GROUPS['low-communication'] if row not in (*PUBLISHED, *ADAPTIVE)]
+OTHERS = ['threshold-v', 'chunk', 'random-k', 'sign-sgd', 'signum', 'qsgd', 'mgwfbp', 'asgd']
+CELLS += [(name, row) for name in ('digits', 'gpt-adamw') for row in (*LOW, *OTHERS)]
 
 
 @pytest.mark.parametrize(('name', 'row'), CELLS)
 def test_every_cell_of_the_table_can_be_built(name, row, tmp_path):
     what, (compared,) = WORKLOADS[name], rows([row])
-    if row in what.impossible:
-        pytest.skip(what.impossible[row])
+    if reason := impossible(compared, what):
+        pytest.skip(reason)
     run = planned(name, what, compared, 0, 4, 'simulated', tmp_path, {})
     settings = {**run.settings, **run.others}
     overrides = [f'--{name}={value}' for name, value in settings.items()]
@@ -59,10 +64,18 @@ def test_every_cell_of_the_table_can_be_built(name, row, tmp_path):
     optimizer = build_optimizer(configs, torch.nn.Linear(2, 2), workers=4)
     if isinstance(composition, Composition):
         check_momentum(optimizer, composition)
+    if what.optimizer:  # unless the row has a rule of its own
+        assert compared.has_own_rule != (type(optimizer) in (torch.optim.Adam, torch.optim.AdamW))
     if row in ADAPTIVE:
         assert composition.schedule.density == float(row.removesuffix('-cold').split('-')[-1])
         memory = type(composition.memory).__name__
         assert memory == ('Residual' if row.startswith('residual') else 'FirstMoment')
+
+
+def test_groups_have_the_methods_of_the_table():
+    local = {each.name for each in ALGORITHMS.values() if each.kind is Kind.LOCAL_STEPS}
+    assert local <= {*GROUPS['local']}
+    assert [row.name for row in rows(['all'])] == [*ALGORITHMS]
 
 
 def test_a_killed_measurement_goes_on_and_ends_as_an_unbroken_one(words, warm_python, tmp_path):
@@ -101,7 +114,7 @@ def test_what_is_measured_is_not_trained_again(words, monkeypatch, capsys, tmp_p
     text = '\n'.join(map(json.dumps, lines[:2])) + '\n' + json.dumps(lines[2])[:40]
     (tmp_path / 'results').write_text(text)
     asked = []
-    monkeypatch.setattr(parity, 'train', lambda runs, *_: (e for e in asked.extend(runs) or ()))
+    monkeypatch.setattr(measuring, 'train', lambda runs, *_: (e for e in asked.extend(runs) or ()))
     assert main([*words, '--seeds', '2', '--rows', 'dense,gtopk']) == 0
     assert [(run.row, run.seed) for run in asked] == [('dense', 43)]
     assert '| dense | 1 | 38.00 |' in capsys.readouterr().out
@@ -139,7 +152,7 @@ def test_a_failed_run_is_named_and_the_others_go_on(words, monkeypatch, capsys, 
             (folder / f'{run.name}.log').write_text('epoch 0\ntrain.py: there is no data\n')
             yield run, 2
 
-    monkeypatch.setattr(parity, 'train', ends)
+    monkeypatch.setattr(measuring, 'train', ends)
     assert main([*words, '--rows', 'dense,gtopk']) == 1
     output = capsys.readouterr().out
     assert output.count('| 0 | train.py: there is no data |') == 2
@@ -184,7 +197,7 @@ def test_the_table_says_what_is_within_the_bound_and_why_a_row_is_empty():
         (['--workload', 'mnist'], "--workload: there is no workload 'mnist': there are digits"),
         (
             ['--rows', 'dense,dcg'],
-            "--rows: there is no row 'dcg': there are published, adaptive, dense",
+            "--rows: there is no row 'dcg': there are all, published, adaptive,",
         ),
         (['--results', '/nowhere/x'], '--results: there is no folder /nowhere'),
         (['--sead', '1'], '--sead'),

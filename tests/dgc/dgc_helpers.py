@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -83,8 +84,15 @@ def forecast(
 
 def target(parameter: Tensor, rank: int, step: int, index: int) -> Tensor:
     """What worker ``rank`` pulls its parameter number ``index`` towards at ``step``."""
-    draw = torch.Generator().manual_seed(rank * 1_000_000 + step * 1_000 + index + 1)
-    return torch.randn(parameter.shape, generator=draw).to(parameter.dtype)
+    return drawn(
+        tuple(parameter.shape), parameter.dtype, rank * 1_000_000 + step * 1_000 + index + 1
+    )
+
+
+@lru_cache(maxsize=10_000)
+def drawn(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
+    """Normal numbers; kept, since many runs of a session take the same steps."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def loss(named: Named, rank: int, step: int) -> Tensor:

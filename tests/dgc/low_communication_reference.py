@@ -69,11 +69,8 @@ def mean_of_contributors(messages: Sequence[Mapping[int, float]], numel: int) ->
 def majority_vote(corrected: Sequence[Tensor], quantize: Quantizer) -> Tensor:
     """The sign of the majority, 0 in a tie (Bernstein et al., arXiv 1810.05291, Algorithm 1)."""
     messages = [quantize(flat) for flat in corrected]
-    result = torch.zeros_like(corrected[0])
-    for index in range(len(result)):
-        votes = sum((message[index] > 0).int() - (message[index] < 0).int() for message in messages)
-        result[index] = (votes > 0).int() - (votes < 0).int()
-    return result
+    votes = sum((message > 0).int() - (message < 0).int() for message in messages)
+    return ((votes > 0).int() - (votes < 0).int()).to(corrected[0].dtype)
 
 
 def random_k(corrected: Sequence[Tensor], positions: Sequence[int], scale: float = 1.0) -> Outcome:

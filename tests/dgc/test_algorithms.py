@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import dgc
-from dgc.algorithms import ALGORITHMS, Kind
+from dgc.algorithms import ALGORITHMS
 from dgc.composition import describe
 from dgc.parameter_server import Asynchronous
 from utils.cli import DECLARATIONS, OPTIONS
@@ -35,7 +35,7 @@ def test_a_row_says_what_it_is(row):
     assert re.fullmatch(r'[a-z0-9]+(-[a-z0-9]+)*', row.name)
     assert row.summary and not row.summary.endswith('.')
     assert row.paper
-    kind = Asynchronous if row.kind is Kind.ASYNCHRONOUS else dgc.Composition
+    kind = Asynchronous if row.kind.has_server else dgc.Composition
     assert isinstance(row.make(), kind)
 
 

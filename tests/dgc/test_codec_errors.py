@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from pairwise import by_pairs
 
 from dgc.codec import VALUES, Codec, Contraction, Unbiased
 from dgc.ops import unfused
@@ -90,21 +91,23 @@ def steps_of(coding, values: torch.Tensor) -> torch.Tensor:
     return step.clamp(min=2.0**-126)
 
 
-@every_unbiased
-@pytest.mark.parametrize('size', SIZES)
-def test_the_mean_of_an_unbiased_coding_is_the_value_and_its_variance_is_bounded(coding, size):
+@pytest.mark.parametrize(
+    *by_pairs({'size': SIZES, 'vector': list(vectors(1)), 'coding': list(UNBIASED)})
+)
+def test_the_mean_of_an_unbiased_coding_is_the_value_and_its_variance_is_bounded(
+    size, vector, coding
+):
+    """Over many seeds; every size with every vector, and both with every coding."""
     seeds = max(40, SEEDS // max(1, size // 100))
-    for name, values in vectors(size).items():
-        errors = torch.stack([decoded(coding, values, seed) for seed in range(seeds)])
-        errors -= values.double()
-        step = steps_of(coding, values)  # an error is at most one
-        # The mean of n errors has a deviation of at most 1/2√n steps: six of them, and rounding.
-        assert ((errors.mean(0) / step).abs() <= 3 / math.sqrt(seeds) + 1e-4).all(), name
-        variance = float(errors.square().sum(1).mean())
-        slack = 1 + 6 / math.sqrt(seeds * min(size, getattr(coding, 'block', size)))
-        assert variance <= coding.error.omega * squared(values) * slack + 1e-9 * squared(values), (
-            name
-        )
+    values, coding = vectors(size)[vector], UNBIASED[coding]
+    errors = torch.stack([decoded(coding, values, seed) for seed in range(seeds)])
+    errors -= values.double()
+    step = steps_of(coding, values)  # an error is at most one
+    # The mean of n errors has a deviation of at most 1/2√n steps: six of them, and rounding.
+    assert ((errors.mean(0) / step).abs() <= 3 / math.sqrt(seeds) + 1e-4).all()
+    variance = float(errors.square().sum(1).mean())
+    slack = 1 + 6 / math.sqrt(seeds * min(size, getattr(coding, 'block', size)))
+    assert variance <= coding.error.omega * squared(values) * slack + 1e-9 * squared(values)
 
 
 @every_unbiased

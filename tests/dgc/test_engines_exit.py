@@ -37,7 +37,7 @@ if {destroyed}:
 
 
 @pytest.mark.parametrize('destroyed', [False, True])
-def test_no_thread_is_left_of_an_engine_that_is_not_closed(destroyed):
+def test_no_thread_is_left_of_an_engine_that_is_not_closed(destroyed, warm_python):
     program = PROGRAM.replace('{destroyed}', str(destroyed))
     ended = subprocess.run(
         [sys.executable, '-c', program], capture_output=True, text=True, timeout=100

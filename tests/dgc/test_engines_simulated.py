@@ -8,6 +8,7 @@ import torch
 
 from dgc import EngineError, simulate
 from dgc.engines import LocalEngine, run
+from dgc.engines.simulated import RandomState, known_memory
 
 SIZES = [1, 2, 3, 5, 8]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.uint8]
@@ -183,6 +184,30 @@ class TestDeterminism:
             return worker(engine)
 
         assert simulate(5, worker) == [alone(rank) for rank in range(5)]
+
+    @pytest.mark.parametrize('draw', [np.random.rand, np.random.randn, random.random, torch.rand])
+    def test_a_draw_of_any_generator_is_noticed(self, draw):
+        """NumPy's are read where it keeps them, but for the second of two normal numbers."""
+        for seed in range(3):
+            np.random.seed(seed)
+            state = RandomState()
+            assert state.is_current()
+            for _ in range(5):
+                draw(1) if draw is not random.random else draw()
+                assert not state.is_current()
+                state = RandomState()
+                assert state.is_current()
+
+    def test_numpys_generator_is_read_as_it_is_laid_out(self):
+        np.random.seed(3)
+        np.random.rand(5)
+        _, numbers, position, has_second, _ = np.random.get_state()
+        laid_out = numbers.tobytes() + np.int32(position).tobytes()
+        assert known_memory(np.random.get_state()) == laid_out
+        assert not has_second
+        np.random.randn()
+        assert known_memory(np.random.get_state()) == b''
+        assert known_memory(np.random.MT19937(3).state) == b''
 
     def test_workers_have_the_callers_number_of_threads(self):
         assert simulate(2, lambda engine: torch.get_num_threads()) == [torch.get_num_threads()] * 2

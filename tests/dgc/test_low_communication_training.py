@@ -177,7 +177,9 @@ def test_threshold_v_sends_what_it_found_and_not_its_budget(world_size):
         composition = dgc.ALGORITHMS['threshold-v'].composition(planner=PerTensor(), **settings)
         optimizer = wrap(named, composition, engine)
         watched = []
-        optimizer.reducer.watch = lambda bucket, selected: watched.append((bucket, selected))
+        optimizer.reducer.watchers['test'] = lambda bucket, selected: watched.append(
+            (bucket, selected)
+        )
         train(optimizer, named, 1, engine.rank)
         counts = [len(sent.values) for bucket, sent in watched if bucket.density is not None]
         return counts, optimizer.progress.sent - dense_bytes(watched, engine.size)

@@ -5,7 +5,6 @@ before Triton is imported, so one test runs the cases again in a process of its 
 the kernels for GPUs that need not be here.
 """
 
-import itertools
 import os
 import re
 import subprocess
@@ -16,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from dgc_helpers import MISFITS
+from pairwise import by_pairs
 
 from dgc.ops import Update, reference
 
@@ -27,9 +27,7 @@ DEVICE = torch.device('cpu' if INTERPRETED else 'cuda')
 RULES = ('plain', 'momentum', 'nesterov')
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SIZES = (0, 1, 511, 512, 513, 1025, 5000)  # blocks of 1024
-every = pytest.mark.parametrize(
-    ('rule', 'dtype', 'numel'), [*itertools.product(RULES, DTYPES, SIZES)]
-)
+every = pytest.mark.parametrize(*by_pairs({'rule': RULES, 'dtype': DTYPES, 'numel': SIZES}))
 every_rule = pytest.mark.parametrize('rule', RULES)
 every_dtype = pytest.mark.parametrize('dtype', DTYPES)
 

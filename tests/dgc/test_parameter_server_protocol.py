@@ -24,7 +24,7 @@ def altered(frame: bytes, offset: int, new: bytes) -> bytes:
 def test_a_message_has_the_documented_bytes():
     frame = PUSH.encode()
     expected = (
-        b'DGS\x02' + (2).to_bytes(2, 'little') + (3).to_bytes(2, 'little') + b'\xff' * 8
+        b'DGS\x03' + (2).to_bytes(2, 'little') + (3).to_bytes(2, 'little') + b'\xff' * 8
         + (7).to_bytes(8, 'little') + (2**64 - 2).to_bytes(8, 'little')
         + b''.join(n.to_bytes(8, 'little') for n in (9, 5, 4)) + b'body'
     )  # fmt: skip

@@ -173,7 +173,7 @@ def test_a_message_that_cannot_be_made_stops_its_bucket_and_no_earlier_one():
     engine.pipeline = True
     composition = dgc.deep_gradient_compression(0.05, planner=APART, nonfinite='skip')
     optimizer = wrap(named, composition, engine)
-    optimizer.reducer.watch = lambda bucket, _: sent.append(bucket.name)
+    optimizer.reducer.watchers['test'] = lambda bucket, _: sent.append(bucket.name)
     names = [bucket.name for bucket in optimizer.buckets]
     select = composition.memory.select
 
@@ -271,7 +271,7 @@ class TestClosed:
         with pytest.raises(EngineError, match='the engine is closed'):
             engine.beside(lambda: 5)
 
-    def test_a_process_that_ends_within_a_step_ends_cleanly(self):
+    def test_a_process_that_ends_within_a_step_ends_cleanly(self, warm_python):
         ended = subprocess.run(
             [sys.executable, '-c', PROGRAM], capture_output=True, text=True, timeout=300
         )

@@ -1,9 +1,9 @@
 """The table of compositions on real processes: they train as the simulated engine does.
 
-Each row meets torchrun and one of Horovod's launchers, in turns; each exchange, codec, compressor,
-memory and planner meets all of them. Each launcher has one number of ranks: a fault that needs
-another number under that launcher alone would be missed. With EVERY_WORLD in the environment
-(``make worlds``) every row meets 2 and 4 ranks of every launcher.
+Each row meets one of the launchers, in turns; each exchange, codec, compressor, memory and planner
+meets all of them. Each launcher has one number of ranks. A fault that needs another number under
+that launcher alone, or two parts together under one launcher alone, would be missed: with
+EVERY_WORLD in the environment (``make worlds``) every row meets 2 and 4 ranks of every launcher.
 """
 
 from __future__ import annotations
@@ -35,44 +35,41 @@ HERE = [
 WORLDS = [('torchrun', 2), ('torchrun', 4)]
 WORLDS += [('horovodrun' if 'horovodrun' in HERE else 'torchrun', 3)]
 WORLDS += [('mpirun', 4)] if 'mpirun' in HERE else []
+EXTRA = ('torchrun', 4) if 'mpirun' in HERE else None  # else in mpirun's place
 EVERY_WORLD = bool(os.environ.get('EVERY_WORLD'))
 if EVERY_WORLD:
-    WORLDS = [(launcher, size) for launcher in HERE for size in (2, 4)]
+    WORLDS, EXTRA = [(launcher, size) for launcher in HERE for size in (2, 4)], None
 
 
-def parts(row: str) -> set[object]:
+@cache
+def parts(row: str) -> frozenset[object]:
     """The kinds of parts that a row is composed of."""
     made = TABLE[row].make()
     codec = made.codec
     kinds = {type(part) for part in vars(made).values()}
-    return {*kinds, ('values', codec.values), ('indices', codec.indices)}
+    return frozenset({*kinds, ('values', codec.values), ('indices', codec.indices)})
 
 
-def in_turns(world: tuple[str, int], rows: list[str]) -> list[str]:
-    """Every second row, those for which the other world has a wrong number of ranks, and the first
-    row with each kind of part that these do not have."""
-    others = [size for _, size in WORLDS[2:] if size != world[1]]
-    table, turn = list(TABLE), WORLDS.index(world) % 2
-    chosen = [
-        row
-        for row in rows
-        if table.index(row) % 2 == turn or not any(fits(row, size) for size in others)
-    ]
+def rows_of(world: tuple[str, int]) -> list[str]:
+    """The rows that are trained in a world: those whose turn it is, and the first row with each
+    kind of part that these do not have."""
+    rows = [row for row in TABLE if fits(row, world[1])]
+    if EVERY_WORLD:
+        return rows
+    if world == EXTRA:
+        # Several buckets of two all-reduces each: PyTorch's PowerSGD hook hangs there on gloo.
+        return ['power-sgd small buckets']
+    chosen = [row for row in rows if turn_of(row) == world]
     for row in rows:
         if parts(row) - set().union(*map(parts, chosen)):
             chosen.append(row)
     return chosen
 
 
-def rows_of(world: tuple[str, int]) -> list[str]:
-    """The rows that are trained in a world."""
-    rows = [row for row in TABLE if fits(row, world[1])]
-    if EVERY_WORLD:
-        return rows
-    if world == ('torchrun', 4):
-        # Several buckets of two all-reduces each: PyTorch's PowerSGD hook hangs there on gloo.
-        return ['power-sgd small buckets'] if 'mpirun' in HERE else rows  # in mpirun's place
-    return rows if world == WORLDS[0] else in_turns(world, rows)
+def turn_of(row: str) -> tuple[str, int]:
+    """The world of a row, of those with a number of ranks that it can serve."""
+    able = [world for world in WORLDS if world != EXTRA and fits(row, world[1])]
+    return able[list(TABLE).index(row) % len(able)]
 
 
 CASES = [(*world, row) for world in WORLDS for row in rows_of(world)]

@@ -18,6 +18,7 @@ from tools.faults.runs import Plan
 from tools.faults.server import attacked
 from tools.faults.server import kills as server_kills
 from tools.faults.trace import Step, steps_again
+from tools.harness import pages
 from utils import checkpoint, sealed
 from utils.checkpoint import Checkpoints, Position
 
@@ -111,9 +112,9 @@ def test_the_tables_have_what_was_counted(tmp_path):
     assert '| alone | 2 × kill -9 while a file is written | 2 | 1 of 2 | 6.5, 9 | 2, 2 |' in text
     assert '| removed | 2 | 1 |' in text
     page = tmp_path / 'page.md'
-    begin, end = report.marks('faults')
+    begin, end = pages.marks('faults')
     page.write_text(f'before\n{begin}\nold\n{end}\nafter\n')
-    report.write(page, text)
+    pages.write(page, text, 'faults')
     assert page.read_text() == f'before\n{begin}\n{text}\n{end}\nafter\n'
 
 
@@ -151,7 +152,7 @@ def test_a_server_that_does_not_hold_is_seen(alive, memory, files, rate, wrong):
 
 
 @pytest.mark.slow
-def test_a_killed_server_loses_no_acknowledged_update(tmp_path):
+def test_a_killed_server_loses_no_acknowledged_update(tmp_path, warm_python):
     """A short form of `python -m tools.faults.server --kills 20`."""
     *kills, last = server_kills.kill(tmp_path, 1, seed=1)
     assert len(kills) == 1 and kills[0]['update'] > 0

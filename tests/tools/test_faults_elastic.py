@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tools.faults import elastic, report
+from tools.faults import elastic
 from tools.faults.elastic import Job, Round, parse, quantile, run, summary
+from tools.harness import pages
 
 pytest.importorskip('torchft', reason='torchft is not installed (there is no wheel for all)')
 
@@ -74,7 +75,7 @@ def test_a_round_that_is_in_the_file_is_not_repeated(tmp_path, monkeypatch, caps
 
 def test_the_table_of_the_docs_is_that_of_the_file(tmp_path, monkeypatch, capsys):
     page, words = tmp_path / 'page.md', ['--rounds', '2', '--results', str(tmp_path / 'lines')]
-    begin, end = report.marks('elastic')
+    begin, end = pages.marks('elastic')
     page.write_text(f'{begin}\n{end}\n')
     monkeypatch.setattr(elastic, 'PAGE', page)
     assert elastic.main([*words, '--write']) == 2  # there is nothing to write yet

@@ -59,6 +59,8 @@ def test_bytes_and_accuracies_are_those_of_the_page():
     for each in data['rows']:
         row = rows[each['name']]
         assert (value(row[3]), value(row[4])) == (each['accuracy'], each['megabytes'])
+    methods = {name for name, row in rows.items() if row[-1].endswith('×')}
+    assert methods == {each['name'] for each in data['rows']}
 
 
 def test_scaling_is_that_of_the_page():

@@ -264,8 +264,54 @@ def test_csv_has_a_row_for_each_epoch_of_each_run(runs, tmp_path):
 def test_png_writes_the_figures(runs, tmp_path):
     pytest.importorskip('matplotlib')
     assert main([str(runs), '--png', str(tmp_path / 'figures')]) == 0
-    for name in ('quality', 'phases', 'compression'):
+    drawn = {path.stem for path in (tmp_path / 'figures').iterdir()}
+    assert drawn == {'quality', 'phases', 'compression'}  # no run has what others need
+    for name in drawn:
         assert (tmp_path / f'figures/{name}.png').read_bytes().startswith(b'\x89PNG')
+
+
+def test_runs_with_several_numbers_of_workers_have_their_speed_up(tmp_path):
+    pytest.importorskip('matplotlib')
+    from tools.report.figures import scaling
+
+    for stack, algorithm, speeds in (('dense.sgd', DENSE, (100, 150)), ('dgc.wm5', DGC, (90, 320))):
+        for workers, speed in zip((1, 4), speeds, strict=True):
+            folder = make(tmp_path / f'digits.cnn+{stack}.np{workers}', algorithm)
+            facts = json.loads((folder / 'run.json').read_text())
+            (folder / 'run.json').write_text(json.dumps({**facts, 'workers': workers}))
+            write_lines(folder, [line(0, 50.0, 10 * workers, **{'speed/samples': speed})])
+    simulated = make(tmp_path / 'digits.cnn+gtopk.wm4.np2', DGC)
+    (simulated / 'environment.txt').write_text('engine: simulated\nworkers: 2\n')
+    speeds, traffic = scaling(read([tmp_path])['runs'], 'task').axes
+    curves = {each.get_label(): each.get_xydata().tolist() for each in speeds.lines}
+    assert curves == {
+        'dense.sgd': [[1, 1.0], [4, 1.5]],
+        'dgc.wm5': [[1, 0.9], [4, 3.2]],
+        'linear': [[1, 1], [4, 4]],
+    }
+    assert [each.get_ydata().tolist() for each in traffic.lines] == [[1, 4], [1, 4]]
+
+
+def test_errors_of_selections_are_drawn_by_layer(runs, tmp_path):
+    pytest.importorskip('matplotlib')
+    from tools.report.figures import selection
+
+    folder = runs / 'digits.cnn+dgc.wm5.np2'
+    lines = [
+        {'step': 9, 'layers': {'a': {'elements': 5, 'topk': 0.5}, 'b': {'elements': 7, 'topk': 1}}},
+        {'step': 19, 'layers': {'a': {'elements': 5, 'topk': 0.25}, 'c': {'topk': 'damaged'}}},
+    ]
+    text = '\n'.join(map(json.dumps, lines))
+    (folder / 'layers.jsonl').write_text(f'{text}\n{{"step": 29, "lay')
+    data = read([runs])
+    run = next(run for run in data['runs'] if run['label'] == 'dgc.wm5')
+    assert run['selection'] == {'steps': [9, 19], 'layers': {'b': [1, None], 'a': [0.5, 0.25]}}
+    assert 'line 3 is damaged' in run['notes'][0]
+    (axes,) = selection(data['runs'], 'task').axes
+    drawn = {each.get_label(): each.get_xydata().tolist() for each in axes.lines}
+    assert drawn['a'] == [[9, 0.5], [19, 0.25]] and drawn['b'] == [[9, 1]]
+    assert main([str(runs), '--png', str(tmp_path / 'figures')]) == 0
+    assert (tmp_path / 'figures/selection.png').is_file()
 
 
 def test_seconds_of_simulated_workers_are_not_drawn(runs):

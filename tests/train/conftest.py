@@ -6,8 +6,9 @@ import pytest
 from launching import BATCH, BIN, DIGITS, EPOCHS, Run, launch, only_run
 from worlds import has_mpi
 
-# Started as users do; the others import torch once for all (tests/warm.py).
-COLD = ('horovodrun --gloo', 'python')
+# Started as users do, where each rank is a Python of its own; the others import torch once for all
+# (tests/warm.py).
+COLD = 'horovodrun --gloo' if importlib.util.find_spec('horovod') else 'python'
 
 
 @pytest.fixture(scope='session')
@@ -26,7 +27,7 @@ def trained(tmp_path_factory) -> Callable[[str], Run]:
         settings = {'num_epochs': EPOCHS, 'batch_size': BATCH}
         words = [f'--configs.train.{name}={value}' for name, value in settings.items()]
         words = [*DIGITS, *words, '--suffix', '.x', '--runs', folder / 'runs']
-        done = launch(launcher, words, cold=launcher in COLD)
+        done = launch(launcher, words, cold=launcher == COLD)
         return only_run(folder / 'runs', done)
 
     return run

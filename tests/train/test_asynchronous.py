@@ -16,7 +16,13 @@ from launching import BIN, Run, command, here, only_run, start
 STACK = ['--configs', 'configs/digits/cnn.py', 'configs/dgs/dgs.py', '--devices', 'cpu']
 # The default is trained to its end, the others as far as tells a method that learns from one that
 # does not. Accuracies in percent.
-MODES = [('dgs', 25, 97), ('asgd', 10, 85), ('gradient_dropping', 10, 85), ('async_dgc', 10, 85)]
+MODES = [
+    ('dgs/dgs', 25, 97),
+    ('dgs/asgd', 10, 85),
+    ('dgs/gradient_dropping', 10, 85),
+    ('dgs/async_dgc', 10, 85),
+    ('diloco/asynchronous', 8, 85),
+]
 QUICK = [
     '--configs.server.heartbeat=0.3',
     '--configs.server.timeout=2',
@@ -110,6 +116,9 @@ def test_the_servers_checkpoint_is_evaluated_in_one_process(launched):
     best = max(line['acc/test_top1'] for line in launched.metrics)
     assert done.code == 0, done.output
     assert f'[acc/test_top1] = {best:.2f}' in done.output
+    done = here(*STACK, '--evaluate', 'epochs', '--resume', launched.folder)
+    assert done.code == 0, done.output
+    assert all(f'{line["acc/test_top1"]:.2f}' in done.output for line in launched.metrics)
 
 
 @pytest.mark.slow
@@ -117,7 +126,7 @@ def test_the_servers_checkpoint_is_evaluated_in_one_process(launched):
 @pytest.mark.parametrize(('mode', 'epochs', 'accuracy'), MODES)
 def test_four_workers_learn(worlds, mode, epochs, accuracy, tmp_path):
     """The runs follow each other in the same five processes, one of which serves."""
-    words = ['--configs', 'configs/digits/cnn.py', f'configs/dgs/{mode}.py', '--devices', 'cpu']
+    words = ['--configs', 'configs/digits/cnn.py', f'configs/{mode}.py', '--devices', 'cpu']
     words += [f'--configs.train.num_epochs={epochs}', '--runs', str(tmp_path / 'runs')]
     ends = worlds('torchrun', 5).run('launching:in_world', *words, seconds=280)
     assert [done.code for done in ends] == [0] * 5, [done.output for done in ends]

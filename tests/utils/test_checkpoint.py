@@ -115,6 +115,17 @@ def test_the_last_three_and_the_best_are_kept(tmp_path_factory, improved):
     assert set(names(folder)) == files | ({'best.txt'} if best is not None else set())
 
 
+@pytest.mark.parametrize(
+    ('keep', 'kept'), [(None, [0, 1, 2, 3, 4, 5]), (1, [0, 5]), (2, [0, 4, 5])]
+)
+def test_as_many_epochs_are_kept_as_the_setting_says(tmp_path, keep, kept):
+    mine = Checkpoints(tmp_path, keep_epochs=keep)
+    for epoch in range(6):
+        mine.save(after(epoch), {})
+        mine.finish(after(epoch), 0)
+    assert sorted(epochs(mine)) == kept
+
+
 def test_pruning_touches_nothing_else(tmp_path):
     others = ['e0000.r0of4.pth', 'e0000.r1of2.pth', 'notes.txt', 'e0000.r0of2.partial', 'e12.pth']
     for name in others:
@@ -162,6 +173,28 @@ def restored(
         return saved and (saved.position, saved.state)
 
     return dgc.simulate(size, worker)
+
+
+def test_the_checkpoints_of_all_epochs_are_found_in_either_order(tmp_path):
+    """Of an epoch that two and three ranks saved, those that can be read; steps are no epochs."""
+    for epoch, size in ((0, 2), (1, 2), (1, 3), (2, 2), (3, 2)):
+        save_all(tmp_path, epoch, size)
+    folder = tmp_path / 'checkpoints'
+    (folder / 'e0001.r1of2.pth').write_bytes(b'damaged')
+    (folder / 'e0002.r0of2.pth').unlink()
+    Checkpoints(folder, 0, 2).save(Position(4, 3), state(0))
+
+    def worker(engine: dgc.Engine):
+        model = torch.nn.Module()
+        model.register_buffer('w', torch.zeros(3))
+        search = Search(engine, torch.device('cpu'), tmp_path, evaluate=True)
+        return [
+            [(saved.position.epoch, saved.size) for saved in search.epochs(model, newest_first)]
+            for newest_first in (False, True)
+        ]
+
+    for ascending, descending in dgc.simulate(2, worker):
+        assert ascending == [(0, 2), (1, 3), (3, 2)] and descending == ascending[::-1]
 
 
 def save_all(folder, epoch: int, size: int, apart: bool = False) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from fractions import Fraction
 
 import pytest
 
@@ -34,6 +35,22 @@ def versions(tmp_path) -> list[int]:
     head, *rows = (tmp_path / 'updates.csv').read_text().splitlines(keepends=True)
     assert head == HEADER
     return [int(row.partition(',')[0]) for row in rows]
+
+
+def test_an_epoch_of_a_fraction_ends_with_the_first_update_behind_it(tmp_path, ended):
+    """Of 8/3 updates: after 3, 6, 8 of them; also where the run is resumed in between."""
+    log = ServerLog(Fraction(8, 3), lambda epoch, numbers: ended.append((epoch, numbers)))
+    log.open(tmp_path, numel=100, version=None, seconds=0.0)
+    for version in range(1, 5):
+        log.updated(update(version))
+    log.close()
+    log = ServerLog(Fraction(8, 3), lambda epoch, numbers: ended.append((epoch, numbers)))
+    log.open(tmp_path, numel=100, version=4, seconds=0.0)
+    for version in range(5, 10):
+        log.updated(update(version))
+    log.close()
+    assert [(epoch, numbers['updates']) for epoch, numbers in ended] == [(0, 3), (1, 6), (2, 8)]
+    assert [numbers['bytes/received'] for _, numbers in ended] == [30, 30, 20]
 
 
 def test_an_epochs_numbers(tmp_path, ended):

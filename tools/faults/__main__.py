@@ -11,6 +11,7 @@ from tools.faults import report
 from tools.faults.plans import Campaign, Counts
 from tools.harness.cli import Parser, exit_on_signals, log, non_negative, positive, refuse
 from tools.harness.launch import ROOT, unavailable
+from tools.harness.pages import write
 
 PROGRAM = 'tools.faults'
 PAGE = ROOT / 'docs' / 'reliability.md'
@@ -66,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     tables = report.tables(lines)
     print(tables)
     if arguments.write:
-        report.write(PAGE, tables)
+        write(PAGE, tables, 'faults')
     wrong = [each for line in lines for each in line['wrong']]
     for each in wrong:
         log(each)

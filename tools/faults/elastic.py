@@ -20,10 +20,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tools.faults import report
 from tools.faults.report import FAILED
 from tools.harness.cli import Parser, exit_on_signals, log, non_negative, positive, refuse
 from tools.harness.launch import ROOT, environment
+from tools.harness.pages import write
 from tools.harness.tables import markdown_table
 
 PROGRAM = 'tools.faults.elastic'
@@ -438,7 +438,7 @@ def main(argv: Sequence[str]) -> int:
     table = markdown_table(HEAD, rows)
     print(table, flush=True)
     if arguments.write:
-        report.write(PAGE, table, 'elastic')
+        write(PAGE, table, 'elastic')
     for text in wrong:
         log(text)
     return FAILED if wrong else 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from tools.harness.tables import markdown_table
@@ -71,22 +70,3 @@ def damage_rows(lines: Lines) -> list[list[str]]:
             done[line['what']] += 1
             good[line['what']] += not line['wrong']
     return [[what, str(number), str(good[what])] for what, number in done.items()]
-
-
-def marks(name: str) -> tuple[str, str]:
-    """The lines before and behind the tables of a name on a page."""
-    return f'<!-- {name}: begin -->', f'<!-- {name}: end -->'
-
-
-def write(page: Path, text: str, name: str = 'faults') -> None:
-    """Put tables between the marks of a page.
-
-    Args:
-        page: Has the marks.
-        text: The tables.
-        name: Of the marks.
-    """
-    begin, end = marks(name)
-    before, _, rest = page.read_text().partition(begin)
-    _, _, after = rest.partition(end)
-    page.write_text(f'{before}{begin}\n{text}\n{end}{after}')

@@ -70,7 +70,7 @@ def step_times(data: Data) -> Figure:
 def bytes_sent(data: Data) -> Figure:
     """Bytes that a worker sends in the whole run, by method, with the accuracy beside them."""
     rows = sorted(data['rows'], key=lambda row: -row['megabytes'])
-    figure = Figure(figsize=(7, 4), layout='constrained')
+    figure = Figure(figsize=(7, 1 + 0.22 * len(rows)), layout='constrained')
     axes = figure.subplots()
     sizes = [row['megabytes'] for row in rows]
     colours = [GREY if row['name'] == 'dense' else BLUE for row in rows]
@@ -79,7 +79,8 @@ def bytes_sent(data: Data) -> Figure:
         text = f' {row["megabytes"]:.4g} MB, {row["accuracy"]:.1f} %'
         axes.text(row['megabytes'], number, text, va='center', fontsize=9)
     axes.set_yticks(range(len(rows)), [row['name'] for row in rows])
-    axes.set_xlim(0, 1.35 * max(sizes))
+    axes.set_xscale('log')
+    axes.set_xlim(min(sizes) / 2, 20 * max(sizes))  # the texts need room
     axes.set_xlabel('MB that a worker sends; test accuracy')
     axes.set_title(data['title'], fontsize=10)
     return figure

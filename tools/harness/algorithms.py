@@ -110,12 +110,16 @@ def packed(density: float = DENSITY, **settings: Any) -> Composition:
 def own_settings(name: str, density: float) -> Composition:
     """An algorithm with its own settings; its messages are packed where they are sparse."""
     from dgc.codec import Codec
-    from dgc.sparse import Payload
 
     made = algorithm(name, density)
-    if made.exchange.writes(made.compressor.payload) is Payload.SPARSE:
-        return replace(made, codec=Codec(**PACKED))
-    return made
+    return replace(made, codec=Codec(**PACKED)) if is_sparse(made) else made
+
+
+def is_sparse(composition: Composition) -> bool:
+    """Whether the messages of a composition have indices."""
+    from dgc.sparse import Payload
+
+    return composition.exchange.writes(composition.compressor.payload) is Payload.SPARSE
 
 
 def synchronous() -> Iterator[Algorithm]:

@@ -6,7 +6,7 @@ docs/architecture.md draws them. Names are module prefixes; the longest match co
 LAYERS: tuple[tuple[str, ...], ...] = (
     # Values, arithmetic and messages: no gradient, no communication.
     ('dgc.checks',),
-    ('dgc.schedule', 'dgc.sparse', 'dgc.timeline', 'dgc.profile'),
+    ('dgc.schedule', 'dgc.sparse', 'dgc.timeline', 'dgc.profile', 'dgc.spans'),
     ('dgc.bucket_spec', 'dgc.rules', 'dgc.ops'),
     (
         'dgc.state',
@@ -29,6 +29,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ('dgc.wiring',),
     (
         'dgc.sources',
+        'dgc.selection',
+        'dgc.trace',
         'dgc.wrapper',
         'dgc.ownership',
         'dgc.horovod_settings',

@@ -57,16 +57,20 @@ LAYERS = (
         ),
     ),
     Layer('published systems', ('algorithms/',)),
-    Layer('running', ('horovod_settings', 'handover', 'ownership', 'sources', 'wrapper')),
-    Layer('running', ('wiring', 'calibration', 'reducer', 'scaling', 'optim/')),
+    Layer(
+        'running and measuring',
+        ('handover', 'ownership', 'sources', 'wrapper', 'selection', 'trace'),
+    ),
+    Layer(
+        'running',
+        ('horovod_settings', 'wiring', 'calibration', 'reducer', 'scaling', 'optim/'),
+    ),
     Layer('composition', ('composition', 'planner/', 'control/', 'volume')),
     Layer('parts', ('memory/', 'exchanges/', 'clipping', 'nonfinite')),
     Layer('parts', ('compressors/', 'buckets', 'bucket_state', 'handshake', 'saved_state')),
     Layer(
         'parts', ('transforms/', 'codec/', 'engines/', 'costmodel', 'corrected', 'mean', 'state')
     ),
-    Layer(
-        'values',
-        ('bucket_spec', 'rules', 'schedule', 'sparse', 'ops/', 'timeline', 'profile', 'checks'),
-    ),
+    Layer('values', ('bucket_spec', 'rules', 'schedule', 'sparse', 'ops/')),
+    Layer('values', ('timeline', 'profile', 'spans', 'checks')),
 )

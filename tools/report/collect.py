@@ -53,7 +53,10 @@ def row(run: Run, short: str) -> dict[str, Any]:
     numbers = summary(run)
     shorten(run)
     fields = asdict(run)
-    keeps = ('name', 'folder', 'settings', 'environment', 'updates', 'ranks', 'columns', 'notes')
+    keeps = (
+        *('name', 'folder', 'settings', 'environment', 'updates', 'ranks', 'columns'),
+        *('selection', 'notes'),
+    )
     facts = {'samples': numbers_of(run.facts.get('samples'))}
     kept = {name: fields[name] for name in keeps}
     whole: dict[str, Any] = rounded(

@@ -10,8 +10,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from tools.report.selection import read_selection
 from tools.report.state import State, last_written, state_of
 from tools.report.updates import read_updates
+from utils.layers import LAYERS
 from utils.lines import metrics_lines
 
 Column = list[float | None]  # a number per epoch; None where it was not measured
@@ -37,6 +39,7 @@ class Run:
         epochs: How many were measured, also where columns leave some out.
         ranks: Of each rank, sums over the epochs, by name.
         updates: What ``read_updates`` returns.
+        selection: What ``read_selection`` returns.
         notes: What is damaged or unusual, a line each.
     """
 
@@ -53,6 +56,7 @@ class Run:
     epochs: int = 0
     ranks: dict[str, list[float]] = field(default_factory=dict)
     updates: dict[str, Any] | None = None
+    selection: dict[str, Any] = field(default_factory=lambda: {'steps': [], 'layers': {}})
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -100,6 +104,8 @@ def read_run(folder: Path, locked: frozenset[int] = frozenset()) -> Run:
     lines = guarded(lambda: [n for _, n in metrics_lines(folder / 'metrics.jsonl', note)], note)
     fill(run, lines or [])
     run.updates = guarded(lambda: read_updates(folder / 'updates.csv', note), note)
+    found = guarded(lambda: read_selection(folder / LAYERS, note), note)
+    run.selection = found or run.selection
     run.is_server = run.updates is not None or 'updates' in run.columns
     add_totals(run)
     hosts = run.environment.get('hosts', '')

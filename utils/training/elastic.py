@@ -44,6 +44,7 @@ from utils.log import RunLog, environment
 from utils.progress import closing_table, say
 from utils.search import Saved
 from utils.seeding import seed_everything
+from utils.selection import check_selection
 from utils.training.elastic_saving import (
     ElasticSaver,
     find,
@@ -414,6 +415,7 @@ class Trainer:
             precision=train.precision,
         )
         check_meters(configs, self.parts)
+        check_selection(configs, self.parts)
 
     def begin(self, saved: Saved | None) -> None:
         """Load a checkpoint, if there is one, and meet the others: take their state where they

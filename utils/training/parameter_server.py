@@ -6,7 +6,7 @@ import itertools
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -33,12 +33,11 @@ from dgc.parameter_server.settings import (
     read_key_file,
 )
 from dgc.parameter_server.sockets import SocketLink, derive_key
+from dgc.selection import LayerError
 from utils.agree import agreed
 from utils.build import (
-    Evaluated,
     Parts,
     aspects,
-    build_evaluation_loaders,
     build_model,
     build_optimizer,
     build_rate,
@@ -56,7 +55,9 @@ from utils.log import EMPTY
 from utils.progress import STEPS_BETWEEN_LOSSES, digits, say
 from utils.search import Search
 from utils.seeding import seed_everything
+from utils.training.evaluation import evaluate_several, evaluated_parts, evaluates_several
 from utils.training.experiment import Experiment, with_remedy
+from utils.training.pushing import pushing_of
 from utils.training.server import ServerProcess
 from utils.training.stopping import exit_code
 
@@ -199,7 +200,7 @@ def run_by_hand(experiment: Experiment, settings: ServerSettings, datasets: Data
 
 
 def evaluate(experiment: Experiment, datasets: Datasets, engine: Engine) -> None:
-    """Evaluate the best model that a server has saved, in one process."""
+    """Evaluate the models that a server has saved, in one process."""
     configs, device = experiment.configs, experiment.device
     workers = configs.server.workers
     with agreed(engine, device):
@@ -207,10 +208,12 @@ def evaluate(experiment: Experiment, datasets: Datasets, engine: Engine) -> None
             raise ConfigError('--evaluate works in one process: leave the launcher out')
         if workers is None and not experiment.arguments.resume:
             raise ConfigError('--evaluate: name the run, with --resume RUN')
-        loaders = build_evaluation_loaders(configs, datasets, 0, 1, device)
-        model = build_model(configs, device)
-        parts = Evaluated(engine, device, model, loaders, precision=configs.train.precision)
         source = experiment.source(experiment.earlier(workers or 1))
+    if evaluates_several(experiment):
+        evaluate_several(experiment, engine, datasets, source)
+        return
+    with agreed(engine, device):
+        parts = evaluated_parts(configs, datasets, engine, device)
         saved = Search(engine, device, source, evaluate=True).last(parts.model)
         assert saved is not None
         parts.model.load_state_dict(saved.model())
@@ -265,13 +268,13 @@ def build_worker(
     seed_everything(configs.seed)
     model = build_model(configs, device)
     check_streams(model, datasets)
-    optimizer = WorkerOptimizer(
+    optimizer = pushing_of(configs).worker(
         build_optimizer(configs, model, workers=1),
-        model.named_parameters(),
-        model.buffers(),
+        model,
         build_composition(configs, Asynchronous),
         link,
         common(configs, datasets),
+        configs.train.batch_size * configs.train.num_batches_per_step,
     )
     workers = optimizer.budget.worker_slots
     loader, share = build_train_loader(configs, datasets, optimizer.slot, workers, device)
@@ -304,6 +307,12 @@ class WorkerLog:
 
     def histogram(self, name: str, values: Tensor, step: int) -> None:
         """Drop it: workers write no files."""
+
+    def layers(self, errors: Sequence[LayerError], step: int) -> None:
+        """Drop it, as a histogram."""
+
+    def trace(self, content: str, table: str) -> None:
+        """Drop it, as a histogram."""
 
     def epoch(
         self, epoch: int, numbers: Mapping[str, float], ranks: Mapping[str, list[float]] = EMPTY

@@ -156,7 +156,7 @@ class Saver(EpochHooks):
         start = draw_start(engine, parts.device)
         most = configs.checkpoint.most_growth
         own = folder / 'checkpoints', engine.rank, engine.size, start, most
-        self.checkpoints = Checkpoints(*own)
+        self.checkpoints = Checkpoints(*own, configs.checkpoint.keep_epochs)
         with agreed(engine, parts.device, Stopped):
             self.checkpoints.remove_partial()
             self.checkpoints.record_best(self._best_epoch)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import math
 import signal
 import socket
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from dgc.engines import LocalEngine
-from dgc.parameter_server import Address, Asynchronous, Budget, Entry, Server, ServerSettings
+from dgc.parameter_server import Address, Asynchronous, Budget, Entry, ServerSettings
 from dgc.parameter_server.model import FloatBuffers
 from dgc.parameter_server.sockets import Service, derive_key
 from utils.build import (
@@ -40,6 +43,7 @@ from utils.training import generations
 from utils.training.disk import Disk
 from utils.training.experiment import Experiment
 from utils.training.generations import Generations
+from utils.training.pushing import pushing_of
 from utils.training.server_log import ServerLog, closing_table
 from utils.training.stopping import SIGNALS
 
@@ -83,29 +87,32 @@ class ServerProcess:
         seed_everything(configs.seed)
         self._model = prepared(configs.model.build(), configs)
         loader, _ = build_train_loader(configs, datasets, 0, workers, torch.device('cpu'))
-        updates_per_epoch = len(loader) * workers
+        pushing = pushing_of(configs)
+        updates_per_epoch = Fraction(len(loader) * workers, pushing.steps_per_push)
         self._facts = {
             'workers': workers,
             'engine': 'parameter server',
             'samples': lengths(datasets),
-            'updates_per_epoch': updates_per_epoch,
-            'samples_per_update': loader.batch_size,
+            'updates_per_epoch': plain(updates_per_epoch),
+            'steps_per_update': pushing.steps_per_push,
+            'samples_per_update': (loader.batch_size or 1) * pushing.steps_per_push,
         }
         self._disk = Disk()
         self._log = ServerLog(updates_per_epoch, self._end_epoch, self._disk, self._journal)
-        self._server = Server(
-            build_optimizer(configs, self._model, workers=1),
-            self._model.named_parameters(),
-            self._model.buffers(),
+        updates = math.ceil(configs.train.num_epochs * updates_per_epoch)
+        self._server = pushing.server(
+            partial(build_optimizer, configs, self._model, workers=1),
+            self._model,
             build_composition(configs, Asynchronous),
-            Budget(workers, len(loader), configs.train.num_epochs * updates_per_epoch),
+            Budget(workers, len(loader), updates),
             common(configs, datasets),
             self._log,
             settings.timeout,
             settings.max_norm_ratio,
         )
         self._folder = (experiment.earlier if experiment.resumes else experiment.folder)(workers)
-        self._checkpoints = Checkpoints(self._folder / 'checkpoints')
+        keep = configs.checkpoint.keep_epochs
+        self._checkpoints = Checkpoints(self._folder / 'checkpoints', keep_epochs=keep)
         self._source = self._find_source() if experiment.resumes else None
         self._good: int | None = None  # the checkpoint that it was restored from, in this folder
         self._seconds = self._load_checkpoint()
@@ -182,7 +189,7 @@ class ServerProcess:
         self._generations = Generations(self._checkpoints.folder, mode, self._disk, self._good)
         self._replay()
         self._save()
-        memory = 4 * numel * (2 + 2 * self._workers)  # θ, scratch; per worker a record and a reply
+        memory = 4 * numel * self._server.models_held
         print(
             f'{self._folder}\n{numel:,} parameters, at most {memory / 1e6:,.1f} MB of memory for '
             f'them; {self._workers} workers make {self._server.budget.updates:,} updates\n'
@@ -249,6 +256,11 @@ class ServerProcess:
                 self._checkpoints.finish(position, epoch if improved else None)
 
         self._pending.append(self._evaluator.submit(finish))
+
+
+def plain(number: Fraction) -> int | float:
+    """A number as JSON has it: whole where it is."""
+    return int(number) if number.denominator == 1 else float(number)
 
 
 class Evaluator:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -74,7 +75,8 @@ class ServerLog(Observer):
     """Writes curves against updates, epochs and seconds; metrics.jsonl; updates.csv.
 
     Args:
-        updates_per_epoch: Updates of all workers in an epoch.
+        updates_per_epoch: Updates of all workers in an epoch. It may be a fraction: an epoch ends
+            with the first update behind it.
         end_epoch: Called with an epoch and its numbers when it has ended. They are passed to
             ``write`` once the model has been evaluated.
         disk: Where writing may fail: rows and points are lost then, the lines of epochs are written
@@ -84,7 +86,7 @@ class ServerLog(Observer):
 
     def __init__(
         self,
-        updates_per_epoch: int,
+        updates_per_epoch: int | Fraction,
         end_epoch: Callable[[int, dict[str, float]], None],
         disk: Disk | None = None,
         journal: Callable[[Entry], None] | None = None,
@@ -120,7 +122,7 @@ class ServerLog(Observer):
         """
         self._numel, self._version, self._earlier_seconds = numel, version or 0, seconds
         self._start = time.monotonic()
-        resumed_at = None if version is None else version // self._updates_per_epoch
+        resumed_at = None if version is None else self._epochs(version)
         self.metrics = Metrics(folder / 'metrics.jsonl', resumed_at)
         suffix, purge = '', None
         if version is not None:
@@ -152,14 +154,15 @@ class ServerLog(Observer):
         if self._of_point.updates == UPDATES_BETWEEN_POINTS:
             self._curves(self._of_point.numbers(self._numel), update.version, self.seconds)
             self._of_point = Sums()
-        if update.version % self._updates_per_epoch == 0:
+        epochs = self._epochs(update.version)
+        if epochs > self._epochs(update.version - 1):
             numbers_of_epoch = {
                 'updates': update.version,
                 'seconds': self.seconds,
                 **self._of_epoch.numbers(self._numel),
             }
             self._of_epoch = Sums()
-            self._end_epoch(update.version // self._updates_per_epoch - 1, numbers_of_epoch)
+            self._end_epoch(epochs - 1, numbers_of_epoch)
 
     def losses(self, slot: int, values: list[float]) -> None:
         """See Observer."""
@@ -195,11 +198,15 @@ class ServerLog(Observer):
         for line, update in updates_lines(self._path) if version is not None else ():
             if update.version <= self._version:
                 kept.append(f'{line}\n')
-                if update.version > self._version - self._version % self._updates_per_epoch:
+                if self._epochs(update.version - 1) == self._epochs(self._version):
                     self._of_epoch.add(update)
         with replacing(self._path) as file:
             file.write(''.join(kept).encode())
         return self._path.open('a')
+
+    def _epochs(self, version: int) -> int:
+        """Epochs that have ended after so many updates."""
+        return int(version // self._updates_per_epoch)
 
     def _curves(self, numbers: dict[str, float], version: int, seconds: float) -> None:
         """Add points to the curves; in thousandths of epochs, as TensorBoard takes integers."""

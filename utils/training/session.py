@@ -23,7 +23,10 @@ from utils.log import RunLog, start_log
 from utils.progress import closing_table, digits, say
 from utils.ranks import of_each_rank, residual_norm
 from utils.search import Saved, Search
+from utils.selection import check_selection
+from utils.tracing import check_trace
 from utils.training.comparing import Agreeing
+from utils.training.evaluation import evaluate_several, evaluates_several
 from utils.training.experiment import Experiment, with_remedy
 from utils.training.rollback import Rollbacks, RolledBack, SkippedSteps, check_skips
 from utils.training.saving import Preempted, Saver, meters_of
@@ -57,6 +60,9 @@ class Session:
     def evaluate(self) -> int:
         """Print every meter; returns the exit code."""
         experiment, engine = self._experiment, self._engine
+        if evaluates_several(experiment):
+            evaluate_several(experiment, engine, self._datasets, self._source)
+            return 0
         parts, saved, _ = self._build(self._find)
         assert saved is not None
         say(engine, f'evaluates {saved.about}')
@@ -77,7 +83,7 @@ class Session:
 
     def _find(self, model: nn.Module) -> Saved | None:
         """The checkpoint that the command line asks for."""
-        experiment, evaluate = self._experiment, self._experiment.arguments.evaluate
+        experiment, evaluate = self._experiment, bool(self._experiment.arguments.evaluate)
         if not (evaluate or experiment.resumes):
             return None
         growth = experiment.configs.checkpoint.most_growth
@@ -115,9 +121,11 @@ class Session:
             parts, saved = build(configs, self._datasets, engine, device, find)
         with agreed(engine, device):
             check_skips(configs, parts.optimizer.composition)
+            check_selection(configs, parts)
+            check_trace(configs, parts)
             first = Position(0)
             if saved is not None:
-                first = load(parts, saved, self._experiment.arguments.evaluate)
+                first = load(parts, saved, bool(self._experiment.arguments.evaluate))
         return parts, saved, first
 
     def _train(self, find: Callable[[nn.Module], Saved | None], goes_on: bool) -> int:
