@@ -118,7 +118,7 @@ def algorithm(name: str) -> Row:
     check_name('--rows', 'row', name, [ALL, *GROUPS, *table(), *ADAPTIVE, *VARIANTS])
     base, *files = VARIANTS.get(name, (name,))
     found = table()[base]
-    is_local = found.kind is Kind.LOCAL_STEPS
+    is_local = found.kind in (Kind.LOCAL_STEPS, Kind.ASYNCHRONOUS_LOCAL_STEPS)
     has_server = found.kind.has_server
     return Row(
         name,
@@ -133,7 +133,7 @@ def algorithm(name: str) -> Row:
 
 def impossible(row: Row, workload: Workload) -> str | None:
     """Return why a row cannot be trained in a workload; None where it can."""
-    if row.has_server and workload.optimizer:
+    if row.has_server and not row.is_local and workload.optimizer:
         return 'the update of a parameter server is that of SGD'
     if row.name in ADAPTIVE and not workload.optimizer:
         return 'for optimizers with two moments, such as AdamW'

@@ -46,6 +46,7 @@ CELLS = [(name, row) for name in WORKLOADS for row in PUBLISHED]
 CELLS += [(name, row) for name in WORKLOADS if 'adamw' in name for row in ADAPTIVE]
 LOW = [row for row in GROUPS['low-communication'] if row not in (*PUBLISHED, *ADAPTIVE)]
 OTHERS = ['threshold-v', 'chunk', 'random-k', 'sign-sgd', 'signum', 'qsgd', 'mgwfbp', 'asgd']
+OTHERS += ['async-diloco']
 CELLS += [(name, row) for name in ('digits', 'gpt-adamw') for row in (*LOW, *OTHERS)]
 
 
