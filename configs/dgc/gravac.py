@@ -5,4 +5,4 @@ from utils.config import Config, configs
 
 configs.train.compression.control = Config(GraVAC)
 configs.train.compression.control.largest = 100.0
-configs.train.compression.control.gain = 0.5
+configs.train.compression.control.gain = 0.2

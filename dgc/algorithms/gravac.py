@@ -20,7 +20,7 @@ from dgc.composition import Composition
 from dgc.control import GraVAC
 
 
-def gravac(compress_ratio: float = 0.001, gain: float = 0.5, **settings: Any) -> Composition:
+def gravac(compress_ratio: float = 0.001, gain: float = 0.2, **settings: Any) -> Composition:
     """Return Deep Gradient Compression with a density that follows the compression gain.
 
     Args:

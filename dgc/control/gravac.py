@@ -33,7 +33,7 @@ class GraVAC(Control):
     """
 
     def __init__(
-        self, largest: float = 100.0, gain: float = 0.5, step: float = 2.0, window: int = 20
+        self, largest: float = 100.0, gain: float = 0.2, step: float = 2.0, window: int = 20
     ) -> None:
         if largest < 1 or step <= 1 or window < 1:
             raise ValueError(

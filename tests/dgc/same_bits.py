@@ -15,8 +15,9 @@ import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 ROOT = Path.cwd()
@@ -24,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / 'tests'), str(ROOT / 'tests' / 'dgc')]
 
 import torch  # noqa: E402
 from dgc_helpers import loss, parameters, wrap  # noqa: E402
-from test_properties import CASES, TABLE  # noqa: E402
+from test_properties import CASES, MOMENTA, TABLE, Case  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 import dgc  # noqa: E402
@@ -45,7 +46,7 @@ def tensors_of(state: object) -> Iterator[Tensor]:
             yield from tensors_of(state[key])
 
 
-def digest(case: object, weight_decay: float, engine: dgc.Engine) -> str:
+def digest(case: Case, weight_decay: float, engine: dgc.Engine) -> str:
     """Train as the property tests do; hash this rank's parameters, gradients and memories.
 
     In every fifth step the loop calls ``synchronize()`` itself.
@@ -75,16 +76,24 @@ def digest(case: object, weight_decay: float, engine: dgc.Engine) -> str:
     return found.hexdigest()
 
 
-def all_cases() -> dict[str, tuple[object, float]]:
-    """Return the cases of this checkout, with each weight decay, by name."""
-    pairs = [(case, decay) for case in CASES for decay in DECAYS]
+def all_cases(cases: Iterable[Case]) -> dict[str, tuple[Case, float]]:
+    """Return cases, with each weight decay, by name."""
+    pairs = [(case, decay) for case in cases for decay in DECAYS]
     return {f'{case}, decay {decay:g}': (case, decay) for case, decay in pairs}
 
 
-def digests(names: Collection[str]) -> dict[str, list[str]]:
-    """Return the digests of some cases, one a rank."""
+def possible() -> Iterator[Case]:
+    """Yield every row with every kind of momentum: tables of two commits need not pair them alike.
+
+    The rows of another commit that are not here are left out.
+    """
+    for row, workers, (momentum, nesterov) in product(TABLE, range(1, 65), MOMENTA):
+        yield Case(row, workers, momentum, nesterov)
+
+
+def digests(chosen: Mapping[str, tuple[Case, float]]) -> dict[str, list[str]]:
+    """Return the digests of cases, one a rank."""
     found: dict[str, list[str]] = {}
-    chosen = {name: pair for name, pair in all_cases().items() if name in names}
     for name, (case, decay) in chosen.items():
         try:
             found[name] = dgc.simulate(case.workers, partial(digest, case, decay))
@@ -105,11 +114,12 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.command == 'write':
-        names = list(all_cases())[arguments.first :: arguments.every]
-        arguments.file.write_text(json.dumps(digests(names), indent=1))
+        chosen = list(all_cases(CASES).items())[arguments.first :: arguments.every]
+        arguments.file.write_text(json.dumps(digests(dict(chosen)), indent=1))
         return 0
     wanted = json.loads(arguments.file.read_text())
-    found = digests(wanted)
+    known = all_cases(possible())
+    found = digests({name: known[name] for name in wanted if name in known})
     differ = [name for name in found if found[name] != wanted.get(name)]
     for name in differ:
         print(f'differs: {name}')

@@ -161,7 +161,7 @@ def test_every_snippet_of_python_works(warm_python):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert re.search(r'^[1-9]\d* snippets executed by 1 ranks, 0 failed', done.stdout)
+    assert re.search(r'^[1-9]\d* snippets executed by 1 ranks, 0 failed', done.stdout, re.M)
 
 
 def test_files_that_pages_show_are_those_of_adding():

@@ -100,16 +100,17 @@ def has_density(composition: Composition) -> bool:
 
 
 def with_exchange(make: Make, exchange: Callable[[], Exchange]) -> Make:
-    """The same composition with another exchange, and with a compressor that fits it."""
+    """The same composition with another exchange, and with a compressor that fits it; without a
+    control of densities where that selects nothing."""
 
     def made() -> Composition:
         composition, replacement = make(), exchange()
-        compressor = composition.compressor
+        compressor, control = composition.compressor, composition.control
         if Payload.SPARSE not in replacement.accepts:
-            compressor = Dense()
+            compressor, control = Dense(), None
         elif compressor.payload is Payload.DENSE:
             compressor = SampledTopK()
-        return replace(composition, exchange=replacement, compressor=compressor)
+        return replace(composition, exchange=replacement, compressor=compressor, control=control)
 
     return made
 
