@@ -231,12 +231,9 @@ class LocalSteps(Wrapper):
     def _mean_of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the means of tensors over the ranks, uncompressed, in float32. A collective."""
         flat = torch.cat([tensor.detach().float().reshape(-1) for tensor in tensors])
-        before, after, progress = replace(self.engine.traffic), self.engine.traffic, self.progress
+        before = replace(self.engine.traffic)
         mean = self.engine.all_reduce(flat).div_(self.engine.size)
-        progress.sent += after.sent - before.sent
-        progress.received += after.received - before.received
-        progress.rounds += after.rounds - before.rounds
-        progress.path += after.path - before.path
+        self.progress.count(before, self.engine.traffic)
         parts = mean.split([tensor.numel() for tensor in tensors])
         return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 

@@ -56,6 +56,13 @@ class Progress:
     communicate: float = 0.0
     wait: float = 0.0
 
+    def count(self, before: Traffic, after: Traffic) -> None:
+        """Add the bytes and messages that an engine moved between two copies of its traffic."""
+        self.sent += after.sent - before.sent
+        self.received += after.received - before.received
+        self.rounds += after.rounds - before.rounds
+        self.path += after.path - before.path
+
 
 class Fence:
     """The work queued on a device so far, for another thread's stream to wait for.
@@ -328,8 +335,7 @@ class Reducer:
             return
         before = replace(self.engine.traffic)
         control.decide(self.buckets, self.engine, self.composition.volume)
-        progress.sent += self.engine.traffic.sent - before.sent
-        progress.received += self.engine.traffic.received - before.received
+        progress.count(before, self.engine.traffic)
 
     def start(self) -> None:
         """Submit all buckets, and return while they are sent; ``synchronize`` waits for them.
@@ -699,10 +705,10 @@ class Reducer:
         progress.elements += bucket.numel
         numel, size = bucket.numel, self.engine.size
         of_flag = has_flag and round(ring_bytes(numel + 1, size)) - round(ring_bytes(numel, size))
-        progress.sent += after.sent - before.sent - of_flag
-        progress.received += after.received - before.received - of_flag
-        progress.rounds += after.rounds - before.rounds
-        progress.path += after.path - before.path - of_flag
+        progress.count(before, after)
+        progress.sent -= of_flag
+        progress.received -= of_flag
+        progress.path -= of_flag
         dense = all_reduce.bytes_sent(bucket.spec, bucket.numel, codec, self.engine.size)
         if self.counts_steps:
             progress.dense_sent += round(dense)

@@ -25,6 +25,11 @@ from tools.cluster import Cluster, ClusterError
 # process. A name server that does not answer would hold up a process for five seconds each time.
 os.environ.setdefault('RES_OPTIONS', 'timeout:1 attempts:1')
 
+# Each of the hundreds of processes that the tests start would compile the project anew, and each
+# process of xdist all tests.
+os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
+sys.dont_write_bytecode = False
+
 # How long an example takes says how busy the machine is, not whether the code is right.
 settings.register_profile('no deadline', deadline=None)
 settings.load_profile('no deadline')

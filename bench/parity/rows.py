@@ -81,7 +81,10 @@ VARIANTS = {
     'diloco-int4': ('quantized-diloco', 'configs/diloco/int4.py'),
     'diloco-fp4': ('quantized-diloco', 'configs/diloco/fp4.py'),
 }
-LOCAL = ('diloco', 'quantized-diloco', 'streaming-diloco', 'sparse-loco', 'muloco', *VARIANTS)
+LOCAL = (
+    *('diloco', 'quantized-diloco', 'streaming-diloco', 'sparse-loco', 'muloco', 'zero-one-adam'),
+    *VARIANTS,
+)
 EVERY_STEP = ('dgc', 'residual-0.01', 'power-sgd', 'demo', 'one-bit-adam')
 GROUPS = {  # names of several rows
     'published': PUBLISHED,
@@ -133,7 +136,7 @@ def algorithm(name: str) -> Row:
 
 def impossible(row: Row, workload: Workload) -> str | None:
     """Return why a row cannot be trained in a workload; None where it can."""
-    if row.has_server and not row.is_local and workload.optimizer:
+    if row.has_server and workload.optimizer and not row.is_local:
         return 'the update of a parameter server is that of SGD'
     if row.name in ADAPTIVE and not workload.optimizer:
         return 'for optimizers with two moments, such as AdamW'

@@ -100,14 +100,18 @@ CIFAR: Settings = {
 }
 ADAMW = ('configs/optim/adamw.py',)
 MOMENTS: Settings = {'train.averaging.moments': {'exp_avg': 30, 'exp_avg_sq': 30}}
+# In the last of its stages, which is reached within the run.
+ZERO_ONE: Settings = {'train.averaging.every': 8}
 DIGITS_ROWS: dict[str, Settings] = {
     'des-loc': MOMENTS,
+    'zero-one-adam': ZERO_ONE,
     # At 1 % an element waits for 100 of 550 steps.
     'random-k': {'train.compression.compress_ratio': 0.1, 'train.optimizer.lr': 0.1},
 }
 GPT_ROWS: dict[str, Settings] = {
     # The variance is frozen when the learning rate has risen, after an epoch.
     'one-bit-adam': {'train.compression.freeze_step': 245, 'train.optimizer.lr': 0.001},
+    'zero-one-adam': {'train.optimizer.lr': 0.001},
     # About 1 % of the elements at first; none is as large as on the digits.
     'threshold-v': {'train.compression.compressor.threshold': 0.02},
 }
@@ -126,7 +130,7 @@ WORKLOADS: dict[str, Workload] = {
         compressed={**PACKED, 'train.compression.warmup_epochs': 5},
         optimizer=ADAMW,
         local={'train.averaging.every': 10},
-        rows={'des-loc': MOMENTS},
+        rows={'des-loc': MOMENTS, 'zero-one-adam': ZERO_ONE},
     ),
     'resnet20': Workload(
         'ResNet-20 on the first 10,000 training images of CIFAR-10, 10 epochs',

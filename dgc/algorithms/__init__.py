@@ -197,7 +197,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             ('configs/signsgd/vote.py',),
             frozenset({Law.EQUALS_DENSE}),
             has_density=False,
-            has_own_rule=True,
+            chooses_rule=True,
         ),
         Algorithm(
             'signum',
@@ -207,7 +207,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             ('configs/signsgd/signum.py',),
             frozenset({Law.EQUALS_DENSE}),
             has_density=False,
-            has_own_rule=True,
+            chooses_rule=True,
         ),
         Algorithm(
             'ef-sign-sgd',
@@ -275,7 +275,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             ('configs/demo/demo.py',),
             frozenset(),
             has_density=False,
-            has_own_rule=True,
+            chooses_rule=True,
         ),
         Algorithm(
             'one-bit-adam',
@@ -286,7 +286,6 @@ ALGORITHMS: dict[str, Algorithm] = {
             frozenset(),
             has_density=False,
             optimizer=OneBitAdam,
-            has_own_rule=True,
         ),
         Algorithm(
             'zero-one-adam',
@@ -358,7 +357,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             frozenset({Law.EQUALS_DENSE}),
             Kind.LOCAL_STEPS,
             has_density=False,
-            has_own_rule=True,
+            chooses_rule=True,
         ),
         Algorithm(
             'dgs',

@@ -58,9 +58,8 @@ class Algorithm:
         has_density: It takes ``compress_ratio``, the density of its messages.
         optimizer: The only optimizer that it works with; None for those that ``wiring.check``
             accepts.
-        has_own_rule: Its config files choose the rule by which parameters are updated, with a
-            learning rate for it, as a part of the method: another optimizer would be another
-            method.
+        chooses_rule: Its config files choose the rule by which parameters are updated, with a
+            learning rate for it, as a part of the method, whatever ``optimizer`` accepts.
     """
 
     name: str
@@ -72,7 +71,12 @@ class Algorithm:
     kind: Kind = Kind.SYNCHRONOUS
     has_density: bool = True
     optimizer: type[Optimizer] | None = None
-    has_own_rule: bool = False
+    chooses_rule: bool = False
+
+    @property
+    def has_own_rule(self) -> bool:
+        """Whether another optimizer than that of its config files would make another method."""
+        return self.chooses_rule or self.optimizer is not None
 
     def composition(self, density: float | None = None, **settings: Any) -> Composition:
         """Return a fresh composition.
