@@ -10,12 +10,13 @@ import pytest
 import torch
 from dgc_helpers import loss, parameters
 from pairwise import by_pairs
-from ps_helpers import BUFFERS, Plain, World, random_faults
+from ps_helpers import BUFFERS, Plain, World, random_faults, reply_kind
 
 from dgc.codec import INDICES, VALUES, Unbiased
 from dgc.compressors import SampledTopK, TopK
 from dgc.memory import MomentumCorrection, Residual, SAMomentum
-from dgc.parameter_server import Changed, InverseStaleness, ServerError, dual_way
+from dgc.parameter_server import Changed, InverseStaleness, ServerError, dual_way, protocol
+from dgc.parameter_server.protocol import Kind
 from dgc.planner import PerTensor
 
 # Unbiased codings do not fit the memory of a worker.
@@ -74,6 +75,24 @@ def test_a_record_is_its_workers_parameters_at_any_interleaving(values, indices,
                 checked += 1
     assert checked > 60
     assert len(world.notes.updates) > 20
+
+
+def test_an_update_for_an_earlier_record_is_not_applied():
+    """Of a worker that has begun again since: its record may differ from what the update is for."""
+    world = World(exact)
+    worker = world.join()
+    world.faults = lambda: 'again later'
+    worker.step()
+    pushed = protocol.decode(world.late.pop(), protocol.FROM_WORKER)
+    assert pushed.kind is Kind.PUSH and world.server.version == 1
+    later = pushed._replace(sequence=pushed.sequence + 5, update=pushed.update + 5)
+    before = [parameter.clone() for _, parameter in world.named]
+    stale = later._replace(ticket=pushed.ticket ^ 1)
+    assert reply_kind(world.deliver(stale.encode())) is Kind.REJOIN
+    assert world.server.version == 1
+    assert all(torch.equal(p, was) for (_, p), was in zip(world.named, before, strict=True))
+    assert reply_kind(world.deliver(later.encode())) is Kind.ANSWER  # all else fits
+    assert world.server.version == 2
 
 
 def test_the_server_equals_the_reference_of_the_paper():
