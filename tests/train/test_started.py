@@ -27,6 +27,7 @@ KEYS = {
         for phase in ('train', 'compute', 'compress', 'communicate', 'wait', 'save')
     ),
     *(f'bytes/{what}' for what in ('sent', 'received', 'dense')),
+    *('path/messages', 'path/bytes'),
 }
 
 
