@@ -13,6 +13,7 @@ import warm
 from torch import nn
 
 from tools.faults import damage, plans, report, runs
+from tools.faults.__main__ import main
 from tools.faults.plans import Campaign
 from tools.faults.runs import Plan
 from tools.faults.server import attacked
@@ -84,6 +85,16 @@ def test_a_run_that_is_killed_is_compared_with_one_that_is_not(campaign):
 
 def steps(pid: int, first: int, last: int, start: float) -> list[Step]:
     return [Step(start + n, 0, pid, f'loss {n}') for n in range(first, last)]
+
+
+def test_a_program_that_cannot_train_is_named(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(['--python', 'nowhere'])
+    assert ended.value.code == 2 and "'nowhere' is no program" in capsys.readouterr().err
+    counts = [f'--{name}=0' for name in ('damage', 'kills', 'signals', 'writes')]
+    given = ['--folder', str(tmp_path), '--restarts', '1', '--python', 'false']
+    assert main([*given, *counts]) == 1
+    assert 'the undisturbed run failed' in capsys.readouterr().err
 
 
 def test_steps_that_are_made_again_are_counted():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,10 +45,18 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add('--epochs', type=positive, default=14, help='of killed runs (14)')
     add('--steps', type=positive, default=10, help='between their checkpoints (10)')
     add('--seed', type=int, default=0, help='of all that is drawn (0)')
-    add('--python', default=sys.executable, metavar='FILE',
+    add('--python', type=program, default=sys.executable, metavar='FILE',
         help='that runs train.py and torchrun (the one that runs this)')  # fmt: skip
     add('--write', action='store_true', help='only write the results into docs/reliability.md')
     return parser.parse_args(argv)
+
+
+def program(text: str) -> str:
+    """Return the path of a program: runs begin in folders of their own."""
+    found = shutil.which(text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f'{text!r} is no program')
+    return str(Path(found).absolute())
 
 
 def main(argv: Sequence[str]) -> int:
@@ -60,7 +69,12 @@ def main(argv: Sequence[str]) -> int:
     campaign = Campaign(arguments.folder, *settings)
     if not arguments.write:
         names = ('damage', 'kills', 'signals', 'writes', 'restarts')
-        campaign.carry_out(Counts(*(getattr(arguments, name) for name in names)), not missing)
+        counts = Counts(*(getattr(arguments, name) for name in names))
+        try:
+            campaign.carry_out(counts, not missing)
+        except RuntimeError as error:
+            log(str(error))
+            return report.FAILED
     lines = campaign.lines()
     if not lines:
         return refuse(PROGRAM, f'there are no results in {campaign.path}')
