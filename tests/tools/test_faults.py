@@ -87,6 +87,18 @@ def steps(pid: int, first: int, last: int, start: float) -> list[Step]:
     return [Step(start + n, 0, pid, f'loss {n}') for n in range(first, last)]
 
 
+@pytest.mark.parametrize(
+    ('code', 'epochs', 'expected'),
+    [(143, 0, True), (-15, 0, False), (-15, 1, False), (-15, 2, True), (1, 2, False)],
+)
+def test_only_a_complete_run_may_end_by_the_signal_itself(tmp_path, code, epochs, expected):
+    run = runs.Run(tmp_path, Plan('times', 'alone', 0, 2, 10, faults=1), 0)
+    if epochs:
+        (tmp_path / 'runs' / 'run').mkdir(parents=True)
+        (tmp_path / 'runs' / 'run' / 'metrics.jsonl').write_text('{}\n' * epochs)
+    assert run.may_end(code) is expected
+
+
 def test_a_program_that_cannot_train_is_named(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(['--python', 'nowhere'])

@@ -168,9 +168,16 @@ class Run:
                 self.wrong.append(f'it ended by itself with {code}')
                 return
             was_signal = self.faults[-1].what == 'SIGTERM'
-            if self.plan.launcher == 'alone' and was_signal and code != SIGNALLED:
+            if self.plan.launcher == 'alone' and was_signal and not self.may_end(code):
                 self.wrong.append(f'the exit code after SIGTERM was {code}')
         self.wrong.append('it did not come to its end')
+
+    def may_end(self, code: int) -> bool:
+        """Return whether a process that got SIGTERM may end with an exit code: by the signal itself
+        only where all epochs were complete, while Python was shutting down."""
+        metrics = self.runs / 'run' / 'metrics.jsonl'
+        epochs = len(metrics.read_text().splitlines()) if metrics.exists() else 0
+        return code == SIGNALLED or (code == -signal.SIGTERM and epochs >= self.plan.epochs)
 
     def disturb(self, process: subprocess.Popen[bytes]) -> int:
         """Do faults to a start, until it ends; returns its exit code."""
