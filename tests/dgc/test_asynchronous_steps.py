@@ -496,7 +496,8 @@ def test_two_learners_over_sockets():
             service.run(lambda: not any(each.done() and each.exception() for each in running))
             steps = [each.result().steps for each in running]
     assert min(steps) > 0 and sum(steps) >= 20  # one may begin when the other has made rounds alone
-    assert field.server.version == 12 and field.ended[0] >= 6
+    # A learner that pushes twice before the other one does adds to the same round.
+    assert field.server.version == 12 and 0 < field.ended[0] <= 12
 
 
 # Refusals.
