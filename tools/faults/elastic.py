@@ -54,7 +54,8 @@ time that is drawn from an exponential distribution, and is started again; so is
 three seconds later. A line of --results for each round; rounds that are there are not repeated.
 
 Exit status 1 where workers end with different parameters, do not end, lose more steps than there
-were faults, or are more than a point of accuracy off the undisturbed run in the mean of the rounds.
+were faults, or are more than a point of accuracy below the undisturbed run in the mean of the
+rounds.
 """
 
 
@@ -355,7 +356,7 @@ def summary(rounds: Sequence[Round]) -> tuple[list[str], list[str]]:
     straight = [a for each in rounds if not each.number for a in each.accuracy]
     faulty = [a for each in disturbed for a in each.accuracy]
     wrong = [f'{kind}, round {each.number}: {text}' for each in rounds for text in each.wrong]
-    if straight and faulty and abs(mean(straight) - mean(faulty)) > 1:
+    if straight and faulty and mean(straight) - mean(faulty) > 1:
         wrong.append(f'{kind}: accuracy {mean(faulty):.2f}, undisturbed {mean(straight):.2f}')
     relative = [share for each in disturbed for share in each.relative]
     row = [
