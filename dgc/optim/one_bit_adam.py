@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+
+from dgc.optim.kept_variance import KeptVarianceAdam
 
 
-class Denominator(NamedTuple):
-    """√v̂ + ε of a parameter since v froze, and of which ε and v, by object and version."""
-
-    eps: float
-    second: int
-    version: int
-    value: Tensor
-
-
-class OneBitAdam(Optimizer):
+class OneBitAdam(KeptVarianceAdam):
     """1-bit Adam's step (Algorithm 1), for the composition ``one_bit_adam``.
 
     While the composition is uncompressed, ``.grad`` is the mean gradient ḡ, and this is Adam:
@@ -54,45 +46,7 @@ class OneBitAdam(Optimizer):
         weight_decay: float = 0.0,
         min_variance: float = 0.05,
     ) -> None:
-        if min(lr, eps, weight_decay, min_variance) < 0:
-            raise ValueError(
-                'lr, eps, weight_decay and min_variance must be at least 0, got '
-                f'{lr}, {eps}, {weight_decay} and {min_variance}'
-            )
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f'betas must be at least 0 and below 1, got {betas}')
-        defaults = {
-            'lr': lr,
-            'betas': betas,
-            'eps': eps,
-            'weight_decay': weight_decay,
-            'min_variance': min_variance,
-            'sends_momentum': False,
-        }
-        super().__init__(params, defaults)
-        self._frozen: dict[Tensor, Denominator] = {}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore what was pickled or saved; denominators are computed anew."""
-        super().__setstate__(state)
-        self._frozen = {}
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]
-        """Take one step from the ``.grad`` of each parameter.
-
-        Returns:
-            The closure's loss.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group['params']:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
-        return loss
+        super().__init__(params, lr, betas, eps, weight_decay, min_variance, sends_momentum=False)
 
     def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         beta1, beta2 = group['betas']
@@ -119,14 +73,17 @@ class OneBitAdam(Optimizer):
         parameter.addcdiv_(momentum, self._denominator(parameter, group), value=rate)
 
     def _denominator(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
-        """Return √v̂ + ε, corrected as of the last step of the warm-up; computed once for a v."""
+        """Return √v̂ + ε, corrected as of the last step of the warm-up; computed once for a frozen
+        v."""
         state, eps = self.state[parameter], group['eps']
-        second = state['exp_avg_sq']
-        known = self._frozen.get(parameter)
-        if known is not None and known[:3] == (eps, id(second), second._version):
-            return known.value
-        correction = math.sqrt(1 - group['betas'][1] ** max(state['step'], 1))
-        value = second.sqrt().div_(correction).add_(eps)
-        if state['is_frozen']:
-            self._frozen[parameter] = Denominator(eps, id(second), second._version, value)
-        return value
+        second: Tensor = state['exp_avg_sq']
+
+        def compute() -> Tensor:
+            correction = math.sqrt(1 - group['betas'][1] ** max(state['step'], 1))
+            return second.sqrt().div_(correction).add_(eps)
+
+        if not state['is_frozen']:
+            return compute()
+        kept = self._kept(parameter, second, eps, compute)
+        assert kept is not None  # compute() always returns one
+        return kept

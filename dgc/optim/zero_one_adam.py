@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from dgc.optim.kept_variance import KeptVarianceAdam
+
 STATE = ('exp_avg', 'exp_avg_sq', 'unsent')
 
 
-class Denominator(NamedTuple):
-    """√v̂ + ε of a parameter, None where v is 0, and the v and ε from which it was computed."""
-
-    second: int
-    version: int
-    eps: float
-    value: Tensor | None
-
-
-class ZeroOneAdam(Optimizer):
+class ZeroOneAdam(KeptVarianceAdam):
     """0/1 Adam's steps (Algorithm 1), which ``dgc.ZeroOneSteps`` calls.
 
     A local step, with the rate γ and this rank's gradient g:
@@ -61,28 +54,8 @@ class ZeroOneAdam(Optimizer):
         weight_decay: float = 0.0,
         min_variance: float = 0.05,
     ) -> None:
-        if min(lr, eps, weight_decay, min_variance) < 0:
-            raise ValueError(
-                'lr, eps, weight_decay and min_variance must be at least 0, got '
-                f'{lr}, {eps}, {weight_decay} and {min_variance}'
-            )
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f'betas must be at least 0 and below 1, got {betas}')
-        defaults = {
-            'lr': lr,
-            'betas': betas,
-            'eps': eps,
-            'weight_decay': weight_decay,
-            'min_variance': min_variance,
-        }
-        super().__init__(params, defaults)
+        super().__init__(params, lr, betas, eps, weight_decay, min_variance)
         self.is_synchronized = False  # by a ZeroOneSteps
-        self._denominators: dict[Tensor, Denominator] = {}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore what was pickled or saved; denominators are computed anew."""
-        super().__setstate__(state)
-        self._denominators = {}
 
     def held(self, parameter: Tensor) -> dict[str, Any]:
         """Return the state of a parameter: m, v, u, the number of v's changes, and Σγ."""
@@ -92,7 +65,6 @@ class ZeroOneAdam(Optimizer):
             state.update({'changes': 0, 'rates': 0.0})
         return state
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]
         """Take one local step from the ``.grad`` of each parameter.
 
@@ -107,17 +79,9 @@ class ZeroOneAdam(Optimizer):
                 'ZeroOneAdam takes the local steps of dgc.ZeroOneSteps: wrap it in that, or use '
                 'torch.optim.Adam'
             )
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group['params']:
-                if parameter.grad is not None:
-                    self._move(parameter, parameter.grad, group)
-        return loss
+        return super().step(closure)
 
-    def _move(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+    def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         """Take the local step of a parameter."""
         state = self.held(parameter)
         state['exp_avg'].lerp_(grad, 1 - group['betas'][0])
@@ -175,17 +139,16 @@ class ZeroOneAdam(Optimizer):
         """Return √v̂ + ε, computed once for a v; None where v is 0 everywhere."""
         state = self.held(parameter)
         second, eps = state['exp_avg_sq'], group['eps']
-        known = self._denominators.get(parameter)
-        if known is not None and known[:3] == (id(second), second._version, eps):
-            return known.value
-        mean = float(second.mean()) if second.numel() else 0.0
-        value = None
-        if mean:
+
+        def compute() -> Tensor | None:
+            mean = float(second.mean()) if second.numel() else 0.0
+            if not mean:
+                return None
             correction = math.sqrt(1 - group['betas'][1] ** state['changes'])
-            value = second.clamp(min=group['min_variance'] * mean).sqrt_().div_(correction)
-            value.add_(eps)
-        self._denominators[parameter] = Denominator(id(second), second._version, eps, value)
-        return value
+            value = second.clamp(min=group['min_variance'] * mean).sqrt_()
+            return value.div_(correction).add_(eps)
+
+        return self._kept(parameter, second, eps, compute)
 
 
 class Synchronization(Optimizer):
