@@ -1,6 +1,7 @@
 """Time to select what is sent, compared with the time that memory accesses need.
 
     python -m bench.compress --numel 25000000 --ratio 0.001 --threads 1 2 --json compress.json
+    python -m bench.compress --numel 100000000 --device cuda
 
 One row per memory and compressor. The floor is the time of the memory accesses that no compression
 can avoid: the gradient read, two buffers read and written, 20 bytes per element, at the speed at
@@ -26,7 +27,7 @@ import torch
 from torch.nn import Parameter
 
 from dgc import ops
-from dgc.bucket_spec import BucketSpec
+from dgc.bucket_spec import BucketSpec, ParameterSpec
 from dgc.buckets import Bucket
 from dgc.codec import HEADER, INDICES, VALUES, Codec
 from dgc.compressors import (
@@ -97,7 +98,12 @@ def rows() -> list[Row]:
 
 
 def measure(
-    chosen: Sequence[Row], numel: int, density: float, codec: Codec, rounds: int
+    chosen: Sequence[Row],
+    numel: int,
+    density: float,
+    codec: Codec,
+    rounds: int,
+    device: str = 'cpu',
 ) -> Milliseconds:
     """Measure the rows on a bucket of ``numel`` elements, and add the times to them.
 
@@ -105,11 +111,12 @@ def measure(
         The times of copying float32 [numel], one per round.
     """
     generator = torch.Generator().manual_seed(0)
-    gradients = [torch.randn(numel, generator=generator) for _ in range(GRADIENTS)]
+    gradients = [torch.randn(numel, generator=generator).to(device) for _ in range(GRADIENTS)]
     # All rows use the same storage, so that none of them finds it in another cache state.
     group = {'momentum': 0.9, 'nesterov': False}
-    parameter = Parameter(torch.empty(numel, 1), requires_grad=False)
-    spec = BucketSpec.of_shape(numel, 1, schedule=DensitySchedule(density))
+    parameter = Parameter(torch.empty(numel, 1, device=device), requires_grad=False)
+    schedule = DensitySchedule(density)
+    spec = BucketSpec.of([ParameterSpec('weight', (numel, 1), device=parameter.device)], schedule)
     bucket = Bucket(spec, [(parameter, group)], STATE)
     bucket.density = density
     copies: Milliseconds = []
@@ -145,11 +152,18 @@ def select(row: Row, bucket: Bucket) -> Sparse:
 
 
 def timed(job: Callable[[], Any], times: Milliseconds) -> Any:
-    """Return ``job()``, and append its milliseconds to ``times``."""
-    start = time.perf_counter()
+    """Return ``job()``, and append its milliseconds to ``times``, with those of its kernels."""
+    start = settled()
     result = job()
-    times.append((time.perf_counter() - start) * 1e3)
+    times.append((settled() - start) * 1e3)
     return result
+
+
+def settled() -> float:
+    """Return the clock in seconds, after the work queued on a GPU, if any is used, has finished."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def figures(row: Row, copies: Milliseconds, codec: Codec, threads: int) -> dict[str, Any]:
@@ -226,6 +240,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add('--values', choices=list(VALUES), default='int8', help='coding of values (int8)')
     add('--indices', choices=SPARSE_INDICES, default='packed', help='coding of indices (packed)')
     add('--only', default='', metavar='NAME,...', help='measure only these rows')
+    add('--device', choices=('cpu', 'cuda'), default='cpu', help='that compresses (cpu)')
     add('--json', type=Path, metavar='FILE', help='write the rows to this file')
     arguments = parser.parse_args(argv)
     try:
@@ -242,6 +257,8 @@ def check(arguments: argparse.Namespace) -> None:
     unknown = set(arguments.only) - set(every)
     if unknown:
         raise ValueError(f'--only {",".join(sorted(unknown))}: the rows are {", ".join(every)}')
+    if arguments.device == 'cuda' and not torch.cuda.is_available():
+        raise ValueError('--device cuda: torch sees no GPU here')
     if not 0 < arguments.ratio <= 1:
         raise ValueError(f'--ratio {arguments.ratio}: it must lie between 0 and 1')
     counts = {'numel': arguments.numel, 'rounds': arguments.rounds}
@@ -258,7 +275,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for threads in arguments.threads:
         torch.set_num_threads(threads)
         chosen = [row for row in rows() if row.name in arguments.only]
-        copies = measure(chosen, arguments.numel, arguments.ratio, codec, arguments.rounds)
+        copies = measure(
+            chosen, arguments.numel, arguments.ratio, codec, arguments.rounds, arguments.device
+        )
         results += [figures(row, copies, codec, threads) for row in chosen]
     print(table(results, arguments.numel, arguments.ratio, codec))
     if arguments.json is not None:

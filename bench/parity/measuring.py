@@ -42,8 +42,9 @@ def plan(arguments: Namespace) -> list[Run]:
     for seed in range(max(counts.values(), default=0)):
         for row in possible:
             if seed < counts[row.name]:
-                about = arguments.workload, what, row, seed, arguments.workers, arguments.engine
-                runs.append(planned(*about, data, arguments.overrides))
+                about = arguments.workload, what, row, seed, arguments.workers
+                where = arguments.engine, arguments.device
+                runs.append(planned(*about, *where, data, arguments.overrides))
     return runs
 
 

@@ -47,6 +47,7 @@ def add_options(parser: Parser, group: str, results: Path, runs: Path) -> None:
     count('--workers', default=4, help='number of workers (4)')
     add('--engine', choices=[SIMULATED, TORCHRUN], default=SIMULATED,
         help='simulated workers, or one process for each (simulated)')  # fmt: skip
+    add('--device', choices=['cpu', 'gpu'], default='cpu', help='to train on (cpu)')
     add('--data', type=Path, default=Path('data'), metavar='FOLDER',
         help='that holds cifar-10-batches-py, ptb, aclImdb, tinyshakespeare (data)')  # fmt: skip
     add('--results', type=Path, default=results, metavar='FILE',

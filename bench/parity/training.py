@@ -49,6 +49,7 @@ class Run:
         others: Those settings.
         engine: 'simulated', or 'torchrun' for one process for each worker.
         has_server: Whether one process more serves; it always has processes.
+        device: 'cpu', or 'gpu' to train on GPUs.
     """
 
     workload: str
@@ -60,6 +61,7 @@ class Run:
     others: Mapping[str, str]
     engine: str
     has_server: bool
+    device: str
 
     @property
     def asked(self) -> Result:
@@ -75,8 +77,8 @@ class Run:
 
     def command(self, runs: Path) -> list[str]:
         """The command line, whose run goes on if it was begun before."""
-        words = ['train.py', '--configs', *self.configs, '--devices', 'cpu', '--resume', 'auto']
-        words += ['--runs', str(runs), '--name', self.name]
+        words = ['train.py', '--configs', *self.configs, '--devices', self.device]
+        words += ['--resume', 'auto', '--runs', str(runs), '--name', self.name]
         settings = {**self.settings, **self.others, 'configs.seed': str(self.seed)}
         processes = self.workers + self.has_server
         if self.has_server or self.engine == TORCHRUN:
@@ -97,6 +99,7 @@ def planned(
     seed: int,
     workers: int,
     engine: str,
+    device: str,
     data: Path,
     overrides: Mapping[str, str],
 ) -> Run:
@@ -107,7 +110,7 @@ def planned(
         workload: What is trained.
         row: The algorithm.
         seed: Counted from 0.
-        workers, engine: See ``Run``.
+        workers, engine, device: See ``Run``.
         data: Stands for '{data}' in settings.
         overrides: Settings of the command line, by name; those of the composition are left out of
             rows that do not compress.
@@ -135,7 +138,7 @@ def planned(
     configs = tuple(dict.fromkeys(stack))
     return Run(
         *(name, row.name, FIRST_SEED + seed, workers, configs, settings, others),
-        *(engine, row.has_server),
+        *(engine, row.has_server, device),
     )
 
 
@@ -221,6 +224,7 @@ def result(run: Run, folder: Path, metric: str) -> Result:
     return {
         **run.asked,
         'engine': facts['engine'],
+        'device': run.device,
         'epochs': len(epochs),
         'steps_per_epoch': steps,
         'metric': metric,

@@ -47,13 +47,15 @@ code.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from dgc.codec.indices import INDICES, IndexCoding
+from dgc.codec.indices import INDICES, IndexCoding, are_in_order
 from dgc.codec.raw import CodecError
 from dgc.codec.values import VALUES, Contraction, Unbiased, ValueCoding
 from dgc.sparse import Sparse
@@ -133,7 +135,7 @@ class Codec:
         length = self.capacity(numel, count)
         header = HEADER.pack(MAGIC, values.code, indices.code, numel, count, length)
         sections = [
-            torch.frombuffer(bytearray(header), dtype=torch.uint8).to(sparse.values.device),
+            on_device(header, sparse.values.device),
             indices.write(sparse),
             values.encode(sparse.values, seed),
         ]
@@ -150,7 +152,23 @@ class Codec:
         Raises:
             CodecError: the buffer is damaged or is not a message.
         """
-        header = read_header(message)
+        return self.decode_all([message])[0]
+
+    def decode_all(self, messages: Sequence[Tensor]) -> list[Sparse]:
+        """Read several messages; see :meth:`decode`.
+
+        On a GPU, the host waits once for all headers, and once for all checks of indices.
+        """
+        headers = read_headers(messages)
+        parts = [self._read(*each) for each in zip(messages, headers, strict=True)]
+        listed = [(part.indices, part.numel) for part in parts if part.indices is not None]
+        if not are_in_order(listed):
+            numel = listed[0][1]
+            raise CodecError(f'the indices do not ascend, or lie outside the {numel} elements')
+        return parts
+
+    def _read(self, message: Tensor, header: Header) -> Sparse:
+        """Read a message, without a look at the order of its indices."""
         numel, count = header.numel, header.count
         place = layout(header.values, header.indices, numel, count)
         if place.length != header.length or place.length > len(message):
@@ -189,14 +207,36 @@ class Header:
     length: int
 
 
-def read_header(message: Tensor) -> Header:
-    """Read and check the header of uint8 ``message``. Raises CodecError where it is invalid."""
-    if message.dtype != torch.uint8 or message.dim() != 1 or len(message) < HEADER.size:
-        raise CodecError(
-            f'not a message: {message.dtype} {list(message.shape)}, '
-            f'expected uint8 of at least {HEADER.size} bytes'
-        )
-    raw = message[: HEADER.size].cpu().numpy().tobytes()
+@lru_cache(maxsize=1024)
+def on_device(header: bytes, device: torch.device) -> Tensor:
+    """Return the bytes of a header as uint8, not to be written to.
+
+    They are kept, since most messages of a bucket have the same one, and copying it to a GPU makes
+    the host wait.
+    """
+    return torch.frombuffer(bytearray(header), dtype=torch.uint8).to(device)
+
+
+def read_headers(messages: Sequence[Tensor]) -> list[Header]:
+    """Read and check the headers of uint8 messages of one device.
+
+    Raises:
+        CodecError: where one is invalid.
+    """
+    for message in messages:
+        if message.dtype != torch.uint8 or message.dim() != 1 or len(message) < HEADER.size:
+            raise CodecError(
+                f'not a message: {message.dtype} {list(message.shape)}, '
+                f'expected uint8 of at least {HEADER.size} bytes'
+            )
+    firsts = [message[: HEADER.size] for message in messages]
+    if len(firsts) > 1 and firsts[0].device.type != 'cpu':
+        firsts = [*torch.stack(firsts).cpu()]
+    return [parse_header(first.cpu().numpy().tobytes()) for first in firsts]
+
+
+def parse_header(raw: bytes) -> Header:
+    """Read and check a header. Raises CodecError where it is invalid."""
     magic, value_code, index_code, numel, count, length = HEADER.unpack(raw)
     if magic != MAGIC:
         raise CodecError(f'not a message of this version: it begins with {magic!r}, not {MAGIC!r}')

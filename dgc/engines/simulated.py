@@ -209,11 +209,17 @@ class Scheduler:
     def _run_next(self) -> None:
         """Give the token to the first worker of the queue.
 
+        Each worker has streams of its own on a GPU, and none waits for another's: what this one
+        queued must be complete before another one reads it, or is given its memory.
+
         If all remaining workers wait, they are deadlocked, and fail with that error.
         """
         if self._blocked and not self._ready:
             blocked = sorted(self._blocked)
             self.fail(EngineError(f'deadlock: ranks {blocked} wait for one another'))
+        if torch.cuda.is_initialized():
+            for device in range(torch.cuda.device_count()):
+                torch.cuda.synchronize(device)
         if self._ready:
             self._tokens[self._ready.popleft()].release()
 

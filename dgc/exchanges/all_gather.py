@@ -28,7 +28,7 @@ class AllGather(Exchange):
         """Return all ``P`` messages; the error is this rank's quantization error."""
         wire, engine = context.wire(), context.engine
         gathered = engine.all_gather(wire.encode(selected))
-        parts = [wire.read(part, rank) for rank, part in enumerate(gathered)]
+        parts = wire.read_all(gathered)
         error = difference(selected, parts[engine.rank])
         # Every rank contributes every element of dense messages.
         scale = Scale.WORLD_SIZE if selected.is_dense else self.scale

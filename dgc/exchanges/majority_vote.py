@@ -26,8 +26,7 @@ class MajorityVote(Exchange):
         wire = context.wire()
         gathered = context.engine.all_gather(wire.encode(selected))
         votes, non_finite = torch.zeros_like(selected.values), False
-        for rank, message in enumerate(gathered):
-            part = wire.read(message, rank)
+        for part in wire.read_all(gathered):
             non_finite |= starts_with_nan([part])  # before the sign: that of a NaN is 0 in torch
             votes += part.values.sign_()
         result = Sparse(votes.sign_(), None, selected.numel)

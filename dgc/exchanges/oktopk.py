@@ -87,7 +87,7 @@ class OkTopK(Exchange):
         message, rounding = wire.write(chosen)
         truncation.add(rounding)
         gathered = engine.all_gather(message)
-        parts = [wire.read(part, rank) for rank, part in enumerate(gathered)]
+        parts = wire.read_all(gathered)
         return truncation.exchanged(parts, join(parts, numel))
 
     def bytes_sent(self, spec: BucketSpec, k: int, codec: Codec, world_size: int) -> float:

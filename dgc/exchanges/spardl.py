@@ -91,7 +91,7 @@ class SparDL(Exchange):
         message, rounding = wire.write(own)
         blocks.add(rounding, holders=self.teams)
         gathered = team.all_gather(message)
-        parts = [wire.read(part, rank) for rank, part in enumerate(gathered)]
+        parts = wire.read_all(gathered)
         # Global residual collection (section III-C).
         return self.residuals.exchanged(selected.values, blocks, join(parts, numel))
 

@@ -97,7 +97,7 @@ class Bruck(TeamGather):
         message, rounding = wire.write(mine)
         blocks.add(rounding)
         gathered = owners.all_gather(message)
-        merged = merge([wire.read(part, rank) for rank, part in enumerate(gathered)])
+        merged = merge(wire.read_all(gathered))
         size.adapt(len(merged.values), blocks.limit)
         partial, rest = cut(merged, blocks.limit)
         blocks.add(rest, holders=owners.size)

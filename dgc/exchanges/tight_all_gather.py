@@ -30,7 +30,7 @@ class TightAllGather(AllGather):
         lengths = engine.all_gather(torch.tensor([length], device=message.device))
         longest = max(int(each) for each in lengths)
         gathered = engine.all_gather(message[:longest].contiguous())
-        parts = [wire.read(part, rank) for rank, part in enumerate(gathered)]
+        parts = wire.read_all(gathered)
         error = difference(selected, parts[engine.rank])
         return Exchanged(parts, error, scale=self.scale, non_finite=starts_with_nan(parts))
 

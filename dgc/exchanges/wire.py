@@ -56,7 +56,14 @@ class Wire:
             CodecError: Where it is damaged, or not of this bucket.
         """
         assert message is not None
-        sparse = self._codec.decode(message)
+        return self._checked(self._codec.decode(message), rank)
+
+    def read_all(self, messages: Tensor) -> list[Sparse]:
+        """Decode the messages of all ranks, uint8 ``[P, capacity]``; see :meth:`read`."""
+        parts = self._codec.decode_all([*messages])
+        return [self._checked(part, rank) for rank, part in enumerate(parts)]
+
+    def _checked(self, sparse: Sparse, rank: int) -> Sparse:
         if sparse.numel != self._bucket.numel:
             raise CodecError(
                 f'rank {rank} sent {sparse.numel} elements for {self._bucket.name}, '

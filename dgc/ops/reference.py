@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -140,9 +141,12 @@ def fill(pieces: Sequence[Tensor], flat: Tensor) -> None:
 def finite(tensors: Sequence[Tensor]) -> bool:
     """Return whether all elements of all tensors are finite.
 
-    A finite sum proves it in one reading pass; a sum that overflowed needs a second look.
+    A finite sum proves it in one reading pass; a sum that overflowed needs a second look. On a GPU,
+    the host waits once for all sums.
     """
+    sums = [tensor.sum(dtype=torch.float32) for tensor in tensors]
+    found = torch.stack(sums).tolist() if len(sums) > 1 else [float(each) for each in sums]
     return all(
-        bool(tensor.sum(dtype=torch.float32).isfinite()) or bool(tensor.isfinite().all())
-        for tensor in tensors
+        math.isfinite(total) or bool(tensor.isfinite().all())
+        for total, tensor in zip(found, tensors, strict=True)
     )

@@ -13,6 +13,8 @@ from torch.optim import Optimizer
 from dgc import ops
 from dgc.ops import native
 
+Tensors = list[Tensor] | tuple[Tensor, ...]
+
 NEGLIGIBLE = 1e-12  # the part of a loaded momentum at which it is dropped
 
 
@@ -109,20 +111,37 @@ class DGCSGD(Optimizer):
         if not self.has_memory:
             self._warn_without_memory()
         for group in self.param_groups:
-            for parameter in group['params']:
-                gradient = parameter.grad
-                if gradient is None:
-                    continue
-                carries = 'decay_momentum' in self.state.get(parameter, ())
-                if not (group['momentum'] and (group['weight_decay'] or carries)):
-                    step_without_buffer(parameter, gradient, group)
-                    continue
-                buffer = self._decay_momentum(parameter)
-                step = native.step if fits_kernel(parameter, gradient, buffer) else step_plainly
-                step(parameter, gradient, buffer, group)
-                if not group['weight_decay']:
-                    self._let_decay(parameter, group['momentum'])
+            self._step_group(group)
         return loss
+
+    def _step_group(self, group: dict[str, Any]) -> None:
+        """Update the parameters of a group that have a gradient."""
+        without: list[tuple[Tensor, Tensor]] = []
+        plain: list[tuple[Tensor, Tensor, Tensor]] = []
+        carrying = []
+        for parameter in group['params']:
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            carries = 'decay_momentum' in self.state.get(parameter, ())
+            if not (group['momentum'] and (group['weight_decay'] or carries)):
+                without.append((parameter, gradient))
+                continue
+            carrying.append(parameter)
+            buffer = self._decay_momentum(parameter)
+            if fits_kernel(parameter, gradient, buffer):
+                native.step(parameter, gradient, buffer, group)
+            else:
+                plain.append((parameter, gradient, buffer))
+        # All at once: on a GPU, a kernel for each parameter would take longer to start than to run.
+        if without:
+            step_without_buffer([w for w, _ in without], [g for _, g in without], group)
+        if plain:
+            w, g, b = map(list, zip(*plain, strict=True))
+            step_plainly(w, g, b, group)
+        if not group['weight_decay']:
+            for parameter in carrying:
+                self._let_decay(parameter, group['momentum'])
 
     def _warn_without_memory(self) -> None:
         """Warn once of a momentum that nothing applies.
@@ -178,29 +197,37 @@ def from_sgd(entries: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def step_without_buffer(parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-    """Update a parameter without ``b``: ``w ← w − lr·(g + λ·w)``."""
+def step_without_buffer(parameters: Tensors, gradients: Tensors, group: dict[str, Any]) -> None:
+    """Update parameters without ``b``: ``w ← w − lr·(g + λ·w)``."""
     if group['weight_decay']:
-        parameter.mul_(1 - group['lr'] * group['weight_decay'])
-    parameter.add_(gradient, alpha=-group['lr'])
+        torch._foreach_mul_(parameters, 1 - group['lr'] * group['weight_decay'])
+    torch._foreach_add_(parameters, gradients, alpha=-group['lr'])
 
 
 def step_plainly(
-    parameter: Tensor, gradient: Tensor, buffer: Tensor, group: dict[str, Any]
+    parameters: Tensors,
+    gradients: Tensors,
+    buffers: Tensors,
+    group: dict[str, Any],
 ) -> None:
-    """Update a parameter in plain PyTorch: the reference for ``native.step``.
+    """Update parameters in plain PyTorch: the reference for ``native.step``.
 
     Args:
-        parameter: w, changed in place.
-        gradient: g.
-        buffer: b, changed in place.
-        group: The parameter's group, with ``lr``, ``momentum``, ``nesterov`` and ``weight_decay``.
+        parameters: Each w, changed in place.
+        gradients: Each g.
+        buffers: Each b, changed in place.
+        group: The parameters' group, with ``lr``, ``momentum``, ``nesterov`` and ``weight_decay``.
     """
     momentum = group['momentum']
-    decay = parameter * group['weight_decay']
-    buffer.mul_(momentum).add_(decay)
-    decay = decay.add_(buffer, alpha=momentum) if group['nesterov'] else buffer
-    parameter.add_(decay, alpha=-group['lr']).add_(gradient, alpha=-group['lr'])
+    decays: Tensors = torch._foreach_mul(parameters, group['weight_decay'])
+    torch._foreach_mul_(buffers, momentum)
+    torch._foreach_add_(buffers, decays)
+    if group['nesterov']:
+        torch._foreach_add_(decays, buffers, alpha=momentum)
+    else:
+        decays = buffers
+    torch._foreach_add_(parameters, decays, alpha=-group['lr'])
+    torch._foreach_add_(parameters, gradients, alpha=-group['lr'])
 
 
 def fits_kernel(parameter: Tensor, gradient: Tensor, buffer: Tensor) -> bool:

@@ -55,7 +55,7 @@ def test_every_cell_of_the_table_can_be_built(name, row, tmp_path):
     what, (compared,) = WORKLOADS[name], rows([row])
     if reason := impossible(compared, what):
         pytest.skip(reason)
-    run = planned(name, what, compared, 0, 4, 'simulated', tmp_path, {})
+    run = planned(name, what, compared, 0, 4, 'simulated', 'cpu', tmp_path, {})
     settings = {**run.settings, **run.others}
     overrides = [f'--{name}={value}' for name, value in settings.items()]
     configs = load([ROOT / each for each in run.configs], overrides, root=DECLARATIONS)

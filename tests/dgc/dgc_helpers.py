@@ -1,9 +1,14 @@
-"""Small worlds to train in: parameters whose gradients are known, and workers that take notes."""
+"""Small worlds to train in: parameters whose gradients are known, and workers that take notes.
+
+They train on the CPU or, where DGC_TEST_DEVICE says so, on a GPU ('cuda', as in ``make gpu``) or on
+one that is not there ('pretended', see pretend_gpu.py).
+"""
 
 from __future__ import annotations
 
 import copy
 import math
+import os
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
@@ -30,6 +35,12 @@ from dgc.schedule import DensitySchedule
 from dgc.state import Elements, Values
 from dgc.wiring import allocate, spec_of
 
+DEVICE = torch.device(os.environ.get('DGC_TEST_DEVICE', 'cpu').replace('pretended', 'cuda'))
+if os.environ.get('DGC_TEST_DEVICE') == 'pretended':
+    from pretend_gpu import pretended
+
+    FOR_GOOD = pretended()
+    FOR_GOOD.__enter__()
 SHAPES = {'wide.weight': (64, 20), 'narrow.weight': (16, 10), 'bias': (10,), 'scale': ()}
 KEPT = ('residual', 'velocity')  # the buffers in which a memory keeps what it has not sent
 
@@ -53,7 +64,7 @@ def parameters(
     """Named parameters, the same at every call."""
     draw = torch.Generator().manual_seed(0)
     return [
-        (name, Parameter(torch.randn(shape, generator=draw).to(dtype)))
+        (name, Parameter(torch.randn(shape, generator=draw).to(DEVICE, dtype)))
         for name, shape in shapes.items()
     ]
 
@@ -84,15 +95,15 @@ def forecast(
 
 def target(parameter: Tensor, rank: int, step: int, index: int) -> Tensor:
     """What worker ``rank`` pulls its parameter number ``index`` towards at ``step``."""
-    return drawn(
-        tuple(parameter.shape), parameter.dtype, rank * 1_000_000 + step * 1_000 + index + 1
-    )
+    seed = rank * 1_000_000 + step * 1_000 + index + 1
+    return drawn(tuple(parameter.shape), parameter.dtype, seed, DEVICE)
 
 
 @lru_cache(maxsize=10_000)
-def drawn(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
+def drawn(shape: tuple[int, ...], dtype: torch.dtype, seed: int, device: torch.device) -> Tensor:
     """Normal numbers; kept, since many runs of a session take the same steps."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=draw).to(device, dtype)
 
 
 def loss(named: Named, rank: int, step: int) -> Tensor:
@@ -148,7 +159,9 @@ def values(named: Named) -> list[Tensor]:
 def set_gradients(named: Named, gradients: Mapping[str, Tensor]) -> None:
     """A backward pass whose gradients are exactly ``gradients``; the others take no part."""
     sum(
-        (parameter * gradients[name]).sum() for name, parameter in named if name in gradients
+        (parameter * gradients[name].to(DEVICE)).sum()
+        for name, parameter in named
+        if name in gradients
     ).backward()
 
 
@@ -161,10 +174,10 @@ def bucket_of(
 ) -> Bucket:
     """A bucket of one parameter of two dimensions, with this gradient and these memory tensors."""
     group = {'momentum': momentum, 'nesterov': nesterov}
-    parameter = Parameter(torch.zeros(1, gradient.numel(), dtype=gradient.dtype))
+    parameter = Parameter(torch.zeros(1, gradient.numel(), dtype=gradient.dtype, device=DEVICE))
     shape = tuple(parameter.shape)
     spec = BucketSpec.of(
-        [ParameterSpec('weight', shape, gradient.dtype)], DensitySchedule(density or 1.0)
+        [ParameterSpec('weight', shape, gradient.dtype, DEVICE)], DensitySchedule(density or 1.0)
     )
     parts = {
         'memory': {name: Elements() for name in buffers},
@@ -205,7 +218,7 @@ def plan_buckets(
 def kept_by(bucket: Bucket) -> Tensor:
     """What a bucket's memory keeps back, float32 ``[n]``; zeros where it keeps nothing."""
     held = [bucket.buffers[name].clone().float() for name in KEPT if name in bucket.buffers]
-    return held[0] if held else torch.zeros(bucket.numel)
+    return held[0] if held else torch.zeros(bucket.numel, device=bucket.device)
 
 
 class Selection(NamedTuple):

@@ -104,13 +104,17 @@ def test_impossible_settings_are_refused(settings, complaint):
         DGCSGD([Parameter(torch.ones(1))], **settings)
 
 
+def plainly(parameter, gradient, buffer, group):
+    sgd.step_plainly([parameter], [gradient], [buffer], group)
+
+
 @pytest.mark.skipif(not ops.is_native(torch.device('cpu')), reason='the kernels are not compiled')
 @pytest.mark.parametrize('nesterov', [False, True])
 @pytest.mark.parametrize('numel', [1, 17, 100_003])
 def test_the_fused_step_is_the_plain_one(numel, nesterov):
     group = {'lr': 0.1, 'momentum': 0.9, 'weight_decay': 0.01, 'nesterov': nesterov}
     results = []
-    for step in (sgd.native.step, sgd.step_plainly):
+    for step in (sgd.native.step, plainly):
         draw = torch.Generator().manual_seed(0)
         parameter, buffer = (torch.randn(numel, 1, generator=draw) for _ in range(2))
         for _ in range(3):
