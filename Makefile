@@ -29,7 +29,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: help setup requirements ops horovod run test worlds sanitize faults parity compare lint format docs figures wheel check-wheel matrix lock clean distclean
+.PHONY: help setup requirements ops horovod run test worlds gpu sanitize faults parity compare lint format docs figures wheel check-wheel matrix lock clean distclean
 
 help: ## list the targets
 	@echo 'make TARGET [VARIABLE=value ...]'
@@ -88,6 +88,12 @@ endif
 worlds: export PATH := $(CURDIR)/$(BIN):$(PATH)
 worlds: setup ## train every row of the property table with 2 and 4 real ranks under every launcher
 	EVERY_WORLD=1 OMP_NUM_THREADS=1 python -m pytest tests/dgc/test_real_processes.py $(ARGS)
+
+# On a machine with a GPU. In the second line all parameters of the tests lie on it.
+gpu: export PATH := $(CURDIR)/$(BIN):$(PATH)
+gpu: requirements ops ## on a machine with a GPU: the tests that need one, and the laws of all compositions there
+	python -m pytest tests/dgc/test_ops_triton.py tests/dgc/test_gpu.py $(ARGS)
+	DGC_TEST_DEVICE=cuda python -m pytest tests/dgc/test_properties.py $(ARGS)
 
 # Two more builds of the kernels, compiled once, then their tests and a minute of random calls.
 sanitize: requirements ## test and fuzz the C++ kernels under AddressSanitizer and UndefinedBehaviorSanitizer

@@ -1,4 +1,4 @@
-"""What only a GPU shows: kernels, streams, NCCL, a GradScaler, and train.py. Run by ``make gpu``."""
+"""What only a GPU shows: kernels, streams, NCCL, a GradScaler, train.py. Run by ``make gpu``."""
 
 from __future__ import annotations
 
