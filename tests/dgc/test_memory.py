@@ -147,6 +147,23 @@ def test_nesterov_looks_ahead():
     assert take(memory, bucket, Dense()).values.tolist() == [14]  # u = 0.5·(4 + 8), v = u + 8
 
 
+@pytest.mark.parametrize('nesterov', [False, True])
+def test_parts_of_a_gradient_are_as_their_sum(nesterov):
+    """Of a step with several exchanges; momentum is applied with the first part only."""
+    states = []
+    for parts in ([[8.0, 4.0]], [[5.0, 1.0], [3.0, 3.0]]):
+        memory = MomentumCorrection()
+        bucket = bucket_for(memory, [0.0, 0.0], momentum=0.5, nesterov=nesterov)
+        bucket.buffers['momentum'].copy_(torch.tensor([2.0, 1.0]))
+        for number, part in enumerate(parts):
+            bucket.continued = {'weight'} if number else set()
+            bucket.gradient.copy_(torch.tensor(part))
+            memory.compensate(bucket)
+        states.append([bucket.buffers[name].tolist() for name in ('momentum', 'velocity')])
+    u = [5.0, 2.5] if nesterov else [9.0, 4.5]
+    assert states == [[u, [13.0, 6.5] if nesterov else u]] * 2
+
+
 def test_a_dense_message_masks_nothing_and_flushes_the_residual():
     memory = MomentumCorrection()
     bucket = bucket_for(memory, [1.0, 2.0], momentum=0.5)
