@@ -84,7 +84,7 @@ ifeq ($(ENGINE),horovod)
 endif
 	OMP_NUM_THREADS=1 python -m pytest $(PARALLEL) $(ARGS)
 
-# In `make test` each row meets one number of ranks of some launchers. Takes some 20 minutes.
+# In `make test` each row meets one number of ranks of some launchers. Takes 3 to 6 minutes.
 worlds: export PATH := $(CURDIR)/$(BIN):$(PATH)
 worlds: setup ## train every row of the property table with 2 and 4 real ranks under every launcher
 	EVERY_WORLD=1 OMP_NUM_THREADS=1 python -m pytest tests/dgc/test_real_processes.py $(ARGS)

@@ -30,8 +30,8 @@ STAGES = {
     'momentum, velocity, search': ('dgc.accumulate', 'dgc.collect'),
     'messages': (
         'dgc.linear_encode', 'dgc.linear_decode', 'dgc.qsgd_encode', 'dgc.elias_fano_encode',
-        'dgc.elias_fano_decode', 'dgc.even_encode', 'dgc.even_decode', 'dgc.in_order', 'aten.cat',
-        'aten.stack', 'aten.equal',
+        'dgc.elias_fano_decode', 'dgc.is_even', 'dgc.even_encode', 'dgc.even_decode',
+        'dgc.in_order', 'aten.cat', 'aten.stack', 'aten.equal',
     ),
     'memory of what was sent': ('aten.index_fill_', 'aten.index_add_'),
     'mean to .grad': ('dgc.spread',),

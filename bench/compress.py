@@ -27,6 +27,7 @@ import torch
 from torch.nn import Parameter
 
 from dgc import ops
+from dgc.algorithms import ALGORITHMS
 from dgc.bucket_spec import BucketSpec, ParameterSpec
 from dgc.buckets import Bucket
 from dgc.codec import HEADER, INDICES, VALUES, Codec
@@ -61,6 +62,7 @@ class Row:
     """One way to compress, with its measurements.
 
     fused: whether to use the fused kernels, if there are any.
+    codec: of its messages, where it is not that of the command line.
     checks: look for what is not finite before the memory is changed, as with nonfinite='stop'.
     renews: write the memory anew beside the present one, which finds it in the same pass, as with
         nonfinite='skip'.
@@ -71,6 +73,7 @@ class Row:
     memory: Memory
     compressor: Compressor
     fused: bool = True
+    codec: Codec | None = None
     checks: bool = False
     renews: bool = False
     remembered: dict[str, Any] = field(default_factory=dict)
@@ -94,7 +97,15 @@ def rows() -> list[Row]:
         Row('gaussian', MomentumCorrection(), GaussianThreshold()),
         Row('periodic', MomentumCorrection(), PeriodicThreshold()),
         Row('topk-exact', MomentumCorrection(), TopK()),
+        of_algorithm('sparse-loco'),
     ]
+
+
+def of_algorithm(name: str) -> Row:
+    """A new row with the memory, the compressor and the codec of an algorithm; its density is that
+    of its compressor."""
+    parts = ALGORITHMS[name].composition()
+    return Row(name, parts.memory, parts.compressor, codec=parts.codec)
 
 
 def measure(
@@ -134,6 +145,7 @@ def measure(
 
 def one_round(row: Row, bucket: Bucket, codec: Codec) -> None:
     """Select, encode and decode once, and add the times to the row."""
+    codec = row.codec or codec
     with nullcontext() if row.fused else ops.unfused():
         row.message = message = timed(lambda: select(row, bucket), row.select)
         encoded = timed(lambda: codec.encode(message), row.encode)
@@ -169,6 +181,7 @@ def settled() -> float:
 def figures(row: Row, copies: Milliseconds, codec: Codec, threads: int) -> dict[str, Any]:
     """A row of the JSON file."""
     assert row.message is not None
+    codec = row.codec or codec
     k, numel = len(row.message.values), row.message.numel
     floor = statistics.median(copies) * FLOOR_BYTES / COPY_BYTES
     milliseconds = statistics.median(row.select)

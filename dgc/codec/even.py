@@ -51,6 +51,12 @@ def chunk_of(place: int, numel: int, count: int, chunk: int = CHUNK) -> int:
 
 
 def is_even(indices: Tensor, numel: int, chunk: int = CHUNK) -> bool:
+    """Compute ``is_even_plainly``, or the same answer from C++ where it is compiled."""
+    check = native.is_even if ops.is_native(indices.device) else is_even_plainly
+    return check(indices, numel, chunk)
+
+
+def is_even_plainly(indices: Tensor, numel: int, chunk: int = CHUNK) -> bool:
     """Return whether int64 ``[k]``, which ascend below ``numel``, are spread as the code needs."""
     count = len(indices)
     if not count:

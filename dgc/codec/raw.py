@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
+
 
 class CodecError(ValueError):
     """A buffer that is not a message of this codec, or was damaged in transit."""
@@ -27,7 +29,12 @@ def pack(fields: Tensor, bits: int) -> Tensor:
         return torch.from_numpy(np.packbits(fields.numpy(), bitorder='little'))
     per_byte = 8 // bits
     whole = torch.nn.functional.pad(fields, (0, -len(fields) % per_byte))
-    return (whole.view(-1, per_byte) << shifts(bits, fields.device)).sum(1, dtype=torch.uint8)
+    # The fields of a byte as one word, in which field j begins at bit 8j and goes to bit j·bits.
+    words = typed(whole, WORDS[per_byte])
+    packed = words
+    for place in range(1, per_byte):
+        packed = packed | words >> place * (8 - bits)
+    return (packed & 0xFF).to(torch.uint8)
 
 
 def unpack(raw: Tensor, bits: int) -> Tensor:

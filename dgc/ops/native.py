@@ -164,6 +164,11 @@ def elias_fano_decode(section: Tensor, numel: int, count: int, low: int) -> tupl
     return torch.ops.dgc.elias_fano_decode(readable(section), numel, count, low)
 
 
+def is_even(indices: Tensor, numel: int, chunk: int) -> bool:
+    """Compute ``dgc.codec.even.is_even_plainly``."""
+    return torch.ops.dgc.is_even(readable(indices), numel, chunk)
+
+
 def even_encode(indices: Tensor, numel: int, chunk: int, length: int) -> Tensor:
     """Compute ``dgc.codec.even.encode_plainly``, which has ``length`` bytes."""
     return torch.ops.dgc.even_encode(readable(indices), numel, chunk, length)

@@ -62,14 +62,16 @@ class TwoBits(ValueCoding):
             )
         scales = scales.where(~scales.isnan().any(1, keepdim=True), torch.nan)
         bits = unpack(section[end:], 2)[:count]
-        each = scales.repeat_interleave(BLOCK, 0)[:count]
-        magnitudes = each.gather(1, (bits >> 1).long().unsqueeze(1)).squeeze(1)
-        return magnitudes.where((bits & 1).bool(), -magnitudes)
+        bits = pad(bits, (0, -count % BLOCK)).view(-1, BLOCK)
+        low, high = scales.split(1, dim=1)
+        of_bits = torch.cat([-low, low, -high, high], 1)
+        return of_bits.gather(1, bits.long()).flatten()[:count]
 
 
 def mean(magnitudes: Tensor, chosen: Tensor) -> Tensor:
     """Return the mean of each row over bool ``chosen``, ``[rows, 1]``; NaN where there is none."""
-    total = magnitudes.where(chosen, 0.0).sum(1, keepdim=True)
+    # A product is faster than ``where``. It is NaN where a magnitude is infinite.
+    total = (magnitudes * chosen).sum(1, keepdim=True)
     return total / chosen.sum(1, keepdim=True)
 
 

@@ -225,17 +225,26 @@ class Stack {
   int64_t used_ = 0;
 };
 
+// The number of a subset, where block.of(count) has one limb: so have the numbers of its halves.
+uint64_t small_number_of(Block& block, const int64_t* at, int64_t count, int64_t base) {
+  if (count == 0 || count == block.size) return 0;
+  if (count == 1) return static_cast<uint64_t>(at[0] - base);
+  const Subsets& subsets = block.of(count);
+  const int64_t middle = base + block.left->size;
+  int64_t held = 0;
+  while (held < count && at[held] < middle) ++held;
+  const uint64_t weight = block.right->of(count - held).total[0];
+  return subsets.before[held - subsets.least] + small_number_of(*block.left, at, held, base) * weight +
+         small_number_of(*block.right, at + held, count - held, middle);
+}
+
 // The number of the subset of a block that begins at element `base`, in block.of(count).limbs limbs.
 void number_of(Block& block, const int64_t* at, int64_t count, int64_t base, uint64_t* out, Stack& stack) {
-  if (count == 0 || count == block.size) {
-    out[0] = 0;
-    return;
-  }
-  if (count == 1) {
-    out[0] = static_cast<uint64_t>(at[0] - base);
-    return;
-  }
   const Subsets& subsets = block.of(count);
+  if (subsets.limbs == 1) {
+    out[0] = small_number_of(block, at, count, base);
+    return;
+  }
   const int64_t middle = base + block.left->size;
   const int64_t held = std::lower_bound(at, at + count, middle) - at;
   std::copy_n(subsets.before.begin() + (held - subsets.least) * subsets.limbs, subsets.limbs, out);
@@ -254,17 +263,33 @@ void number_of(Block& block, const int64_t* at, int64_t count, int64_t base, uin
   stack.give(weight.limbs);
 }
 
-// The elements of a subset from its number, which is valid and is overwritten.
-void subset_of(Block& block, uint64_t* number, int64_t count, int64_t base, int64_t* out, Stack& stack) {
+// The elements of a subset from its number, which is valid, where block.of(count) has one limb.
+void small_subset_of(Block& block, uint64_t number, int64_t count, int64_t base, int64_t* out) {
   if (count == 0 || count == block.size) {
     for (int64_t i = 0; i < count; ++i) out[i] = base + i;
     return;
   }
   if (count == 1) {
-    out[0] = base + static_cast<int64_t>(number[0]);
+    out[0] = base + static_cast<int64_t>(number);
     return;
   }
   const Subsets& subsets = block.of(count);
+  const uint64_t* before = subsets.before.data();
+  const int64_t least = subsets.least;
+  int64_t held = std::clamp(count * block.left->size / block.size, least, subsets.most);
+  while (number < before[held - least]) ++held;  // that of `most` is zero
+  while (held > least && number >= before[held - least - 1]) --held;
+  number -= before[held - least];
+  const uint64_t weight = block.right->of(count - held).total[0];
+  const uint64_t quotient = number / weight;
+  small_subset_of(*block.left, quotient, held, base, out);
+  small_subset_of(*block.right, number - quotient * weight, count - held, base + block.left->size, out + held);
+}
+
+// The elements of a subset from its number, which is valid and is overwritten.
+void subset_of(Block& block, uint64_t* number, int64_t count, int64_t base, int64_t* out, Stack& stack) {
+  const Subsets& subsets = block.of(count);
+  if (subsets.limbs == 1) return small_subset_of(block, number[0], count, base, out);
   const int64_t n = subsets.limbs;
   const uint64_t* before = subsets.before.data();
   const auto row = [&](int64_t held) { return before + (held - subsets.least) * n; };
@@ -324,6 +349,19 @@ void for_chunks(int64_t numel, int64_t count, int64_t chunk, const Each& each) {
     each(first, next - first, number * chunk, *blocks().of(std::min(chunk, numel - number * chunk)));
     first = next;
   }
+}
+
+// Whether indices that ascend below `numel` are spread over the chunks as the code needs.
+bool is_even(const Tensor& indices, int64_t numel, int64_t chunk) {
+  check_flat(indices, at::kLong, "indices");
+  check(numel, indices.numel(), chunk);
+  const int64_t* at = indices.const_data_ptr<int64_t>();
+  const std::lock_guard<std::mutex> held(blocks().lock);
+  bool found = true;
+  for_chunks(numel, indices.numel(), chunk, [&](int64_t first, int64_t count, int64_t base, Block& block) {
+    found = found && base <= at[first] && at[first + count - 1] < base + block.size;
+  });
+  return found;
 }
 
 // `bytes` is the length of the section, which the caller computes.
@@ -397,11 +435,13 @@ std::tuple<Tensor, int64_t> decode(const Tensor& section, int64_t numel, int64_t
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(dgc, library) {
+  library.def("is_even(Tensor indices, int numel, int chunk) -> bool");
   library.def("even_encode(Tensor indices, int numel, int chunk, int bytes) -> Tensor");
   library.def("even_decode(Tensor section, int numel, int count, int chunk) -> (Tensor, int)");
 }
 
 TORCH_LIBRARY_IMPL(dgc, CPU, library) {
+  library.impl("is_even", is_even);
   library.impl("even_encode", encode);
   library.impl("even_decode", decode);
 }
