@@ -76,7 +76,13 @@ def measure(runs: Sequence[Run], arguments: Namespace) -> tuple[dict[str, Result
                 failed[run.row] = failure(run, folder, status)
                 log(f'{run.name}: {failed[run.row]}')
                 continue
-            results[run.name] = line = result(run, folder, metric)
+            try:
+                line = result(run, folder, metric)
+            except ValueError as error:
+                failed[run.row] = str(error)
+                log(f'{run.name}: {error}')
+                continue
+            results[run.name] = line
             with arguments.results.open('a') as file:
                 file.write(json.dumps(line) + '\n')
             discard_checkpoints(run, folder)

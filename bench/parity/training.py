@@ -208,13 +208,19 @@ def result(run: Run, folder: Path, metric: str) -> Result:
         metric: The name of the compared meter.
 
     Raises:
-        ValueError: Where the run is not complete.
+        ValueError: Where the run is not complete, or was begun by an earlier version.
     """
     own = folder / run.name
     facts = json.loads((own / 'run.json').read_text())
     epochs = [numbers for _, numbers in metrics_lines(own / 'metrics.jsonl')]
     if len(epochs) < facts['epochs'] or metric not in epochs[-1]:
         raise ValueError(f'{own} has {len(epochs)} of {facts["epochs"]} epochs with {metric}')
+    needed = () if run.has_server else OF_EPOCHS
+    if missing := [name for name in needed if any(name not in epoch for epoch in epochs)]:
+        raise ValueError(
+            f'{own} was begun by an earlier version: metrics.jsonl has no {", ".join(missing)}; '
+            'remove the folder to train anew'
+        )
     last = epochs[-1]
     sent, received = last['bytes/sent'], last['bytes/received']
     steps = last.get('steps')

@@ -163,6 +163,25 @@ def test_a_failed_run_is_named_and_the_others_go_on(words, monkeypatch, capsys, 
     assert failure(run, tmp_path / 'runs', -signal.SIGKILL).startswith('ended with status -9: see ')
 
 
+def test_a_run_of_an_earlier_version_is_named_and_the_others_go_on(words, monkeypatch, capsys):
+    """One whose epochs lack what a line of the results has."""
+
+    def ends(runs, folder, jobs):
+        for run in runs:
+            own = folder / run.name
+            own.mkdir(parents=True)
+            (own / 'run.json').write_text('{"epochs": 1, "engine": "simulated"}')
+            epoch = {'epoch': 0, 'acc/test_top1': 9.0, 'bytes/sent': 1, 'bytes/received': 1}
+            (own / 'metrics.jsonl').write_text(json.dumps(epoch) + '\n')
+            yield run, 0
+
+    monkeypatch.setattr(measuring, 'train', ends)
+    assert main([*words, '--rows', 'dense,gtopk']) == 1
+    output = capsys.readouterr().out
+    assert output.count('was begun by an earlier version: metrics.jsonl has no steps,') == 2
+    assert output.count('remove the folder to train anew |') == 2
+
+
 def test_intervals_are_those_of_student():
     assert half_width([1.0, 2.0, 3.0]) == pytest.approx(4.303 / 3**0.5)
     assert half_width([5.0, 5.0]) == 0
