@@ -11,6 +11,7 @@ from pathlib import Path
 from bench.optimizers import read
 from bench.parity.rows import REPEATED, Row, impossible
 from bench.parity.training import (
+    CPU,
     Result,
     Run,
     discard_checkpoints,
@@ -53,7 +54,8 @@ def known(runs: Sequence[Run], results: Path) -> dict[str, Result]:
     lines, found = read(results), {}
     for run in runs:
         asked = run.asked.items()
-        line = next((each for each in lines if asked <= each.items()), None)
+        there = (each for each in lines if each.get('device', CPU) == run.device)
+        line = next((each for each in there if asked <= each.items()), None)
         if line is not None:
             found[run.name] = line
     return found

@@ -29,6 +29,7 @@ OF_EPOCHS = ('steps', 'bytes/sent', 'bytes/received', 'bytes/dense', 'path/messa
 MINUTES = 5  # between two checkpoints within an epoch
 POLL = 0.2  # seconds
 PR_SET_PDEATHSIG = 1  # of prctl(2)
+CPU = 'cpu'
 SIMULATED, TORCHRUN = 'simulated', 'torchrun'
 
 Result = dict[str, Any]  # a line of the results: what was asked, and what it came to
@@ -71,9 +72,10 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The name of the run's folder, another one for other settings."""
+        """The name of the run's folder, another one for other settings and on another device."""
         digest = hashlib.sha256(json.dumps(self.asked, sort_keys=True).encode()).hexdigest()[:8]
-        return f'{self.workload}.{self.row}.s{self.seed}.{digest}'
+        suffix = '' if self.device == CPU else f'.{self.device}'
+        return f'{self.workload}.{self.row}.s{self.seed}.{digest}{suffix}'
 
     def command(self, runs: Path) -> list[str]:
         """The command line, whose run goes on if it was begun before."""

@@ -49,13 +49,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from dgc.codec.indices import INDICES, IndexCoding, are_in_order
+from dgc.codec.indices import INDICES, IndexCoding, are_in_order, in_order
 from dgc.codec.raw import CodecError
 from dgc.codec.values import VALUES, Contraction, Unbiased, ValueCoding
 from dgc.sparse import Sparse
@@ -63,6 +62,8 @@ from dgc.sparse import Sparse
 VERSION = 2
 MAGIC = b'DGC' + bytes([VERSION])
 HEADER = struct.Struct('<4sBB2xqqq')
+KEPT: dict[tuple[bytes, torch.device], Tensor] = {}  # headers, on the device of messages
+MOST_KEPT = 1024
 ALIGNMENT = 8  # of a whole message, so that messages in one buffer can be viewed as any type
 
 VALUE_CODES = {coding.code: coding for coding in VALUES.values()}
@@ -163,7 +164,7 @@ class Codec:
         parts = [self._read(*each) for each in zip(messages, headers, strict=True)]
         listed = [(part.indices, part.numel) for part in parts if part.indices is not None]
         if not are_in_order(listed):
-            numel = listed[0][1]
+            numel = next(n for indices, n in listed if not in_order(indices, n))
             raise CodecError(f'the indices do not ascend, or lie outside the {numel} elements')
         return parts
 
@@ -207,14 +208,18 @@ class Header:
     length: int
 
 
-@lru_cache(maxsize=1024)
 def on_device(header: bytes, device: torch.device) -> Tensor:
     """Return the bytes of a header as uint8, not to be written to.
 
-    They are kept, since most messages of a bucket have the same one, and copying it to a GPU makes
-    the host wait.
+    The first ones are kept, since most messages of a bucket have the same one, and copying it to a
+    GPU makes the host wait. None is discarded for another: a stream might still read it.
     """
-    return torch.frombuffer(bytearray(header), dtype=torch.uint8).to(device)
+    found = KEPT.get((header, device))
+    if found is None:
+        found = torch.frombuffer(bytearray(header), dtype=torch.uint8).to(device)
+        if len(KEPT) < MOST_KEPT:
+            KEPT[header, device] = found
+    return found
 
 
 def read_headers(messages: Sequence[Tensor]) -> list[Header]:

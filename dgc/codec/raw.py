@@ -28,7 +28,7 @@ def pack(fields: Tensor, bits: int) -> Tensor:
     if bits == 1 and fields.device.type == 'cpu':  # numpy takes a fortieth of the time
         return torch.from_numpy(np.packbits(fields.numpy(), bitorder='little'))
     per_byte = 8 // bits
-    whole = torch.nn.functional.pad(fields, (0, -len(fields) % per_byte))
+    whole = torch.nn.functional.pad(fields.contiguous(), (0, -len(fields) % per_byte))
     # The fields of a byte as one word, in which field j begins at bit 8j and goes to bit j·bits.
     words = typed(whole, WORDS[per_byte])
     packed = words

@@ -124,6 +124,7 @@ class Scheduler:
             removed.
         clocks: the seconds on the virtual clock of each worker.
         errors: what workers have raised, in order.
+        gpus: those of the tensors that workers have exchanged.
     """
 
     def __init__(self, size: int, network: Network) -> None:
@@ -133,6 +134,7 @@ class Scheduler:
         self.mailboxes: dict[tuple[Channel, int, int], deque[QueuedMessage]] = defaultdict(deque)
         self.clocks = [0.0] * size
         self.errors: list[BaseException] = []
+        self.gpus: set[torch.device] = set()
         # Thread r runs once its lock is released; at most one of them is free. A Semaphore is made
         # of several locks, and would take longer to pass the token.
         self._tokens = [threading.Lock() for _ in range(size)]
@@ -144,6 +146,11 @@ class Scheduler:
         self._random = [RandomState()] * size
         self._loaded = self._random[0]
         self._threads = torch.get_num_threads()
+
+    def note(self, device: torch.device) -> None:
+        """Note where an exchanged tensor is."""
+        if device.type == 'cuda':
+            self.gpus.add(device)
 
     def begin(self) -> None:
         """Let rank 0 run. Called once, when all threads are started."""
@@ -210,16 +217,19 @@ class Scheduler:
         """Give the token to the first worker of the queue.
 
         Each worker has streams of its own on a GPU, and none waits for another's: what this one
-        queued must be complete before another one reads it, or is given its memory.
+        queued must be complete before another one reads it, or is given its memory. Here errors of
+        its kernels show.
 
         If all remaining workers wait, they are deadlocked, and fail with that error.
         """
         if self._blocked and not self._ready:
             blocked = sorted(self._blocked)
             self.fail(EngineError(f'deadlock: ranks {blocked} wait for one another'))
-        if torch.cuda.is_initialized():
-            for device in range(torch.cuda.device_count()):
+        for device in self.gpus:
+            try:
                 torch.cuda.synchronize(device)
+            except RuntimeError as error:
+                self.fail(error)
         if self._ready:
             self._tokens[self._ready.popleft()].release()
 
@@ -338,6 +348,7 @@ class SimulatedEngine(Engine):
         Links are full-duplex, so a message received meanwhile costs no extra time.
         """
         scheduler = self._scheduler
+        scheduler.note(tensor.device)
         if destination is not None:
             if destination != self.rank:
                 self._clock += scheduler.network.message(nbytes(tensor))
@@ -384,6 +395,7 @@ class SimulatedEngine(Engine):
             EngineError: another rank is in a different collective.
         """
         scheduler = self._scheduler
+        scheduler.note(tensor.device)
         pending = scheduler.collectives[self._channel]
         call = f'{kind} of {tensor.dtype} {list(tensor.shape)}'
         if not pending.inputs:

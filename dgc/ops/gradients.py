@@ -57,13 +57,16 @@ def gather(flat: Tensor, gradients: Sequence[Tensor], offsets: Sequence[int]) ->
 
 
 def gather_plainly(flat: Tensor, gradients: Sequence[Tensor], offsets: Sequence[int]) -> None:
-    """Compute ``gather``, on a GPU with one kernel for many gradients."""
-    plain = [gradient.detach() for gradient in gradients]  # create_graph=True gives them a graph
-    values = [each.to_dense() if each.is_sparse else each for each in plain]
-    places = [
-        flat[begin : begin + each.numel()].view(each.shape)
-        for begin, each in zip(offsets, values, strict=True)
-    ]
+    """Compute ``gather``, with one call for all that are dense: on a GPU a call for each takes long
+    to start."""
+    places, values = [], []
+    for gradient, begin in zip(gradients, offsets, strict=True):
+        place = flat[begin : begin + gradient.numel()].view(gradient.shape)
+        if gradient.is_sparse:
+            place.copy_(gradient.to_dense())
+            continue
+        places.append(place)
+        values.append(gradient.detach())  # with create_graph=True it has a graph
     if places:
         torch._foreach_copy_(places, values)
 

@@ -145,7 +145,8 @@ def finite(tensors: Sequence[Tensor]) -> bool:
     the host waits once for all sums.
     """
     sums = [tensor.sum(dtype=torch.float32) for tensor in tensors]
-    found = torch.stack(sums).tolist() if len(sums) > 1 else [float(each) for each in sums]
+    together = len(sums) > 1 and len({each.device for each in sums}) == 1
+    found = torch.stack(sums).tolist() if together else [float(each) for each in sums]
     return all(
         math.isfinite(total) or bool(tensor.isfinite().all())
         for total, tensor in zip(found, tensors, strict=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from dgc.ops import native
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
 
+AT_ONCE = 1 << 23  # elements of parameters that are updated together, with a temporary as large
 NEGLIGIBLE = 1e-12  # the part of a loaded momentum at which it is dropped
 
 
@@ -133,11 +134,11 @@ class DGCSGD(Optimizer):
                 native.step(parameter, gradient, buffer, group)
             else:
                 plain.append((parameter, gradient, buffer))
-        # All at once: on a GPU, a kernel for each parameter would take longer to start than to run.
+        # Many at once: on a GPU, a kernel for each parameter takes longer to start than to run.
         if without:
             step_without_buffer([w for w, _ in without], [g for _, g in without], group)
-        if plain:
-            w, g, b = map(list, zip(*plain, strict=True))
+        for some in in_parts(plain):
+            w, g, b = map(list, zip(*some, strict=True))
             step_plainly(w, g, b, group)
         if not group['weight_decay']:
             for parameter in carrying:
@@ -195,6 +196,22 @@ def from_sgd(entries: Mapping[str, Any]) -> dict[str, Any]:
     elif not decay.any():  # made for the sake of momentum_buffer, without weight decay
         del kept['decay_momentum']
     return kept
+
+
+def in_parts(
+    updates: list[tuple[Tensor, Tensor, Tensor]], most: int = AT_ONCE
+) -> Iterator[list[tuple[Tensor, Tensor, Tensor]]]:
+    """Divide updates into lists of parameters with together at most ``most`` elements, or one."""
+    part: list[tuple[Tensor, Tensor, Tensor]] = []
+    numel = 0
+    for each in updates:
+        if part and numel + each[0].numel() > most:
+            yield part
+            part, numel = [], 0
+        part.append(each)
+        numel += each[0].numel()
+    if part:
+        yield part
 
 
 def step_without_buffer(parameters: Tensors, gradients: Tensors, group: dict[str, Any]) -> None:

@@ -182,6 +182,25 @@ def test_a_run_of_an_earlier_version_is_named_and_the_others_go_on(words, monkey
     assert output.count('remove the folder to train anew |') == 2
 
 
+def test_another_device_is_another_run(words):
+    (here,), (there,) = (
+        plan(parse([*words, '--rows', 'dense', '--device', name])) for name in ('cpu', 'gpu')
+    )
+    assert there.name == f'{here.name}.gpu'
+    assert here.asked == there.asked
+    assert '--devices gpu' in ' '.join(there.command(Path('runs')))
+
+
+def test_a_line_of_another_device_is_not_this_run(words, tmp_path):
+    (run,) = plan(parse([*words, '--rows', 'dense', '--device', 'gpu']))
+    file = tmp_path / 'lines.jsonl'
+    for device, count in [('cpu', 0), ('gpu', 1)]:
+        file.write_text(json.dumps({**run.asked, 'device': device}) + '\n')
+        assert len(measuring.known([run], file)) == count
+    file.write_text(json.dumps(run.asked) + '\n')  # of an earlier version, which had the CPU only
+    assert not measuring.known([run], file)
+
+
 def test_intervals_are_those_of_student():
     assert half_width([1.0, 2.0, 3.0]) == pytest.approx(4.303 / 3**0.5)
     assert half_width([5.0, 5.0]) == 0

@@ -85,6 +85,15 @@ def test_any_number_of_any_chunk_comes_back_and_both_twins_agree(numel, count, c
     assert even.decode_plainly(section, numel, count, chunk).tolist() == indices.tolist()
 
 
+@settings(deadline=None, max_examples=200)
+@given(st.integers(1, 400), st.sets(st.integers(0, 399), max_size=40), st.integers(1, 90))
+def test_both_twins_know_what_is_spread_evenly(numel, chosen, chunk):
+    indices = torch.tensor(sorted(i for i in chosen if i < numel), dtype=torch.int64)
+    is_even = even.is_even_plainly(indices, numel, chunk)
+    assert even.is_even(indices, numel, chunk) == is_even
+    assert even.is_even(spread(numel, len(indices), chunk), numel, chunk)
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 700), st.integers(0, 60), st.integers(1, 150), st.binary(max_size=80))
 def test_damaged_bytes_mean_the_same_to_both_twins(numel, count, chunk, data):

@@ -15,7 +15,10 @@ from torch import Tensor, nn
 import dgc
 from bench.breakdown import Echo
 from dgc import ops
+from dgc.codec import Codec, CodecError
+from dgc.codec.message import HEADER
 from dgc.planner import Whole
+from dgc.sparse import Sparse
 
 
 @pytest.fixture
@@ -61,6 +64,11 @@ class TestPretending:
         assert there.grad.device == there[2:].device == torch.zeros_like(there).device == GPU
         assert there.grad.tolist() == [0, 1, 1, 1]
 
+    def test_numbers_of_the_cpu_are_not_joined_with_those_of_a_gpu(self, gpu):
+        there = torch.ones((), device='cuda')
+        with pytest.raises(RuntimeError, match='two devices'):
+            torch.stack([there, torch.ones(())])
+
     def test_waits_are_counted(self, gpu):
         there = torch.ones(4, device='cuda')
         with counted() as count:
@@ -98,12 +106,64 @@ def test_every_composition_trains_as_on_the_cpu(number, monkeypatch):
         return [each.cpu() for each in values(named)]
 
     right = dgc.simulate(size, worker)
-    with pretended():
+    with pretended(), counted() as count:
         monkeypatch.setattr(dgc_helpers, 'DEVICE', GPU)
         ours = dgc.simulate(size, worker)
+    # Each worker's kernels are waited for before another one runs.
+    assert count.waits['synchronize'] >= 5 * size
+    assert count.kernels.total() > 5 * size * len(dgc_helpers.SHAPES)
     for one, other in zip(ours, right, strict=True):
         for mine, theirs in zip(one, other, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_an_error_of_a_kernel_ends_all_simulated_workers(gpu, monkeypatch):
+    """It shows where a worker waits for the GPU, between two workers."""
+
+    def worker(engine: dgc.Engine) -> Tensor:
+        tensor = torch.ones(3, device='cuda')
+        if engine.rank == 1:
+            monkeypatch.setattr(torch.cuda, 'synchronize', failing)
+        return engine.all_reduce(tensor)
+
+    def failing(_: object = None) -> None:
+        raise RuntimeError('CUDA error: device-side assert triggered')
+
+    with pytest.raises(RuntimeError, match='device-side assert'):
+        dgc.simulate(3, worker)
+
+
+def messages(codec: Codec, *which: list[int]) -> list[Tensor]:
+    """Messages on the GPU with these indices, written without a look at their order."""
+    found = []
+    for indices in which:
+        right = Sparse(torch.ones(len(indices)), torch.arange(len(indices)), 20)
+        raw = codec.encode(right)
+        raw[HEADER.size : HEADER.size + 8 * len(indices)] = torch.tensor(indices).view(torch.uint8)
+        found.append(raw.to(GPU))
+    return found
+
+
+@pytest.mark.parametrize('wrong', [[3, 2, 5], [2, 2, 5], [-1, 2, 5], [1, 2, 20]], ids=str)
+def test_damaged_indices_of_one_of_several_messages_are_found(gpu, wrong):
+    codec, right = Codec('fp32', 'int64'), [[0, 7, 19], [1, 2, 3]]
+    parts = codec.decode_all(messages(codec, *right))
+    assert [part.indices.tolist() for part in parts] == right
+    for place in range(3):
+        with pytest.raises(CodecError, match='outside the 20 elements'):
+            codec.decode_all(messages(codec, *right[:place], wrong, *right[place:]))
+    for others in ([[4]], [[4, 5], []]):  # of other lengths
+        with pytest.raises(CodecError, match='outside the 20 elements'):
+            codec.decode_all(messages(codec, *others, wrong))
+    assert len(codec.decode_all(messages(codec, [4], [], [4, 6]))) == 3
+    assert codec.decode_all([]) == []
+
+
+def test_finiteness_of_tensors_of_two_devices(gpu):
+    tensors = [torch.ones(3, device='cuda'), torch.ones(3)]
+    assert ops.reference.finite(tensors)
+    tensors[1][0] = torch.inf
+    assert not ops.reference.finite(tensors)
 
 
 def count_step(layers: int, **parts) -> Count:
@@ -130,7 +190,6 @@ def test_waits_and_kernels_do_not_grow_with_the_number_of_parameters(gpu, parts)
 
 
 def test_an_update_of_one_bucket_waits_a_few_times(gpu):
-    """The numbers that docs/gpu.md states."""
     count = count_step(60)
     assert count.waits.total() <= 12, count.waits
     assert count.kernels.total() <= 70, count.kernels

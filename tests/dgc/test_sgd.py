@@ -104,6 +104,13 @@ def test_impossible_settings_are_refused(settings, complaint):
         DGCSGD([Parameter(torch.ones(1))], **settings)
 
 
+def test_updates_are_divided_by_their_elements():
+    updates = [tuple(torch.zeros(n) for _ in range(3)) for n in (3, 4, 9, 1, 1, 8)]
+    parts = [[len(w) for w, _, _ in part] for part in sgd.in_parts(updates, 8)]
+    assert parts == [[3, 4], [9], [1, 1], [8]]
+    assert list(sgd.in_parts([])) == []
+
+
 def plainly(parameter, gradient, buffer, group):
     sgd.step_plainly([parameter], [gradient], [buffer], group)
 
