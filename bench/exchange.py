@@ -181,12 +181,15 @@ class SharedDecoding(Codec):
         super().__init__(CODEC.values, CODEC.indices)
         self._decoded: dict[bytes, Sparse] = {}
 
-    def decode(self, message: Tensor) -> Sparse:
-        """See :meth:`Codec.decode`."""
-        key = message.numpy().tobytes()
-        if key not in self._decoded:
-            self._decoded[key] = super().decode(message.clone())
-        return self._decoded[key]
+    def decode_all(self, messages: Sequence[Tensor]) -> list[Sparse]:
+        """See :meth:`Codec.decode_all`."""
+        found = []
+        for message in messages:
+            key = message.numpy().tobytes()
+            if key not in self._decoded:
+                self._decoded[key] = super().decode_all([message.clone()])[0]
+            found.append(self._decoded[key])
+        return found
 
 
 def simulate_cell(name: str, workers: int, arguments: argparse.Namespace) -> Iterator[Result]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -72,7 +72,7 @@ class Counting(Codec):
         self.handled += 1
         return super().encode(sparse, seed)
 
-    def decode(self, message: Tensor) -> Sparse:
-        """See :meth:`Codec.decode`."""
-        self.handled += 1
-        return super().decode(message)
+    def decode_all(self, messages: Sequence[Tensor]) -> list[Sparse]:
+        """See :meth:`Codec.decode_all`."""
+        self.handled += len(messages)
+        return super().decode_all(messages)

@@ -262,6 +262,15 @@ def elias_fano_decode(draw: Draw) -> list[Any]:
     return [section, numel, len(indices), low]
 
 
+def is_even(draw: Draw) -> list[Any]:
+    """Arguments of is_even: indices that are spread evenly, or that ascend in any other way."""
+    indices, numel, chunk, _ = even_encode(draw)
+    if draw.random() < 0.5:
+        chosen = sorted(draw.sample(range(numel), len(indices)))
+        indices = torch.tensor(chosen, dtype=torch.int64)
+    return [indices, numel, chunk]
+
+
 def even_encode(draw: Draw) -> list[Any]:
     """Arguments of even_encode: indices that are spread evenly."""
     numel, chunk = draw.randrange(1, 20_000), draw.choice((1, 7, 64, 1000, 4096))
@@ -305,6 +314,7 @@ OPERATORS: dict[str, Callable[[Draw], list[Any]]] = {
     'linear_decode': linear_decode,
     'elias_fano_encode': elias_fano_encode,
     'elias_fano_decode': elias_fano_decode,
+    'is_even': is_even,
     'even_encode': even_encode,
     'even_decode': even_decode,
 }
