@@ -118,18 +118,13 @@ class Measured:
 
     def step(self) -> None:
         """Take a training step."""
-        self.optimizer.zero_grad()
-        self.network.loss().backward()
-        self.optimizer.step()
-
-    def update(self) -> None:
-        """Take the part of a step after the backward pass, on the gradients that are there."""
+        self.backward()
         self.optimizer.step()
 
     def measure(self) -> None:
         """Time some steps, and some updates."""
         self.steps.append(timed(self.step))
-        self.updates.append(timed(self.update, self.backward))
+        self.updates.append(timed(self.optimizer.step, self.backward))
 
     def backward(self) -> None:
         """Compute gradients."""
@@ -140,7 +135,7 @@ class Measured:
         """Return the row."""
         self.backward()
         with counted() as waits:
-            self.update()
+            self.optimizer.step()
         return {
             'row': self.name,
             'parameters': self.numel,
@@ -153,7 +148,7 @@ class Measured:
         }
 
 
-def timed(job: Callable[[], None], prepare: Callable[[], None] | None = None) -> float:
+def timed(job: Callable[[], Any], prepare: Callable[[], None] | None = None) -> float:
     """Return the milliseconds of one of STEPS calls; with ``prepare``, called before each one,
     they are timed one by one."""
     torch.cuda.synchronize()

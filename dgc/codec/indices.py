@@ -243,7 +243,8 @@ def are_in_order(parts: Sequence[tuple[Tensor, int]]) -> bool:
 
     On a GPU, vectors of one length are looked at together: the host waits for the answer.
     """
-    alike = {(indices.device, len(indices), numel) for indices, numel in parts}
-    if len(parts) > 1 and len(alike) == 1 and parts[0][0].device.type != 'cpu':
-        return in_order(torch.stack([indices for indices, _ in parts]), parts[0][1])
+    if len(parts) > 1 and parts[0][0].device.type != 'cpu':
+        alike = {(indices.device, len(indices), numel) for indices, numel in parts}
+        if len(alike) == 1:
+            return in_order(torch.stack([indices for indices, _ in parts]), parts[0][1])
     return all(in_order(indices, numel) for indices, numel in parts)
