@@ -73,17 +73,21 @@ def adaptive() -> dict[str, Row]:
 
 
 ADAPTIVE = adaptive()
-# Name → an algorithm of the table, and the config file that makes this variant of it.
-VARIANTS = {
+# Name → an algorithm of the table, and the config files that make this variant of it.
+LOCAL_VARIANTS = {
     'local-sgd': ('diloco', 'configs/diloco/local_sgd.py'),
     'post-local': ('diloco', 'configs/diloco/post_local.py'),
     'des-loc': ('diloco', 'configs/diloco/desloc.py'),
     'diloco-int4': ('quantized-diloco', 'configs/diloco/int4.py'),
     'diloco-fp4': ('quantized-diloco', 'configs/diloco/fp4.py'),
 }
+VARIANTS = {
+    'dgc-memory16': ('dgc', 'configs/dgc/wm5.py', 'configs/dgc/memory16.py'),
+    **LOCAL_VARIANTS,
+}
 LOCAL = (
     *('diloco', 'quantized-diloco', 'streaming-diloco', 'sparse-loco', 'muloco', 'zero-one-adam'),
-    *VARIANTS,
+    *LOCAL_VARIANTS,
 )
 EVERY_STEP = ('dgc', 'residual-0.01', 'power-sgd', 'demo', 'one-bit-adam')
 GROUPS = {  # names of several rows
