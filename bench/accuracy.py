@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.accuracy_rows import ROWS
 from bench.accuracy_tasks import TASKS
-from bench.accuracy_worker import Recipe
+from bench.accuracy_worker import LIFTED, Recipe
 from tools.cluster import Cluster, ClusterError, parse_rate
 from tools.harness.cli import Parser, check_name, exit_on_signals, log, names, positive, refuse
 from tools.harness.gate import gate
@@ -26,19 +26,25 @@ TASK_LINES = '\n'.join(
     f'epoch; to {task.target:g}{task.unit}'
     for name, task in TASKS.items()
 )
+STEADY = ', '.join(name for name, row in ROWS.items() if row.is_steady)
 EXAMPLES = f"""\
 example: four machines, links of 100 Mbit/s, the seconds to 45 % of the test images:
     python -m bench.accuracy --root data/cifar10 --rate 100mbit --target 45 --json table.json
 VGG-16 to 35 % of 1,000 test images, looked at every 10 steps; rows stop there:
     python -m bench.accuracy --task vgg16 --root data/cifar10 --epochs 5 --every 10 --test 1000 \\
         --only 'ddp,ddp fp16,powersgd,dgc'
+a GPT on a link so slow that only 20 steps of DDP are trained on it:
+    python -m bench.accuracy --task gpt --root data --rate 10mbit --limited 20 \\
+        --only ddp,powersgd,diloco
 
 tasks:
 {TASK_LINES}
 rows: {', '.join(ROWS)}
 The clock runs while a row trains, and stops while it is evaluated. Rows are trained one after
 another, with the same samples in the same order and the same schedule, and end at the target where
---every is given.
+--every is given. With --limited N, rows that send the same bytes in every step ({STEADY}) train
+their first N steps at the rate; the others without a limit, and each counts as long as the mean of
+the first ones: quality does not depend on the rate.
 """
 
 
@@ -62,6 +68,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     count('--epochs', default=8, help='epochs per row (8)')
     count('--samples', '--images', help="training samples of an epoch (the task's)")
     count('--every', help='steps between two evaluations, and an end at the target (an epoch)')
+    count('--limited', help='steps of DDP and its 16-bit hook at the rate (all); see below')
     count('--test', default=10_000, help='evaluate the first N test samples (10,000)')
     add('--timeout', type=float, default=3600.0, help='seconds for one row (3600)')
     add('--json', type=Path, metavar='FILE', help='write the rows to this file')
@@ -101,6 +108,7 @@ def recipe(name: str, arguments: argparse.Namespace) -> Recipe:
         every=arguments.every or steps,
         test=arguments.test,
         target=arguments.target if ends_early else None,
+        limited=arguments.limited if ROWS[name].is_steady else None,
     )
 
 
@@ -110,7 +118,8 @@ def measure(cluster: Cluster, name: str, arguments: argparse.Namespace) -> dict[
     def start(folder: Path) -> int:
         cluster.set_rate('none')  # while the initial weights are sent
         command = ['-m', WORKER, str(folder / SPEC)]
-        with gate(folder, partial(cluster.set_rate, arguments.rate)):
+        limit, lift = partial(cluster.set_rate, arguments.rate), partial(cluster.set_rate, 'none')
+        with gate(folder, limit), gate(folder, lift, LIFTED):
             return cluster.run(command, 'torchrun', environment(), arguments.timeout, sys.stderr)
 
     status, answer = run_with_spec(asdict(recipe(name, arguments)), start)
@@ -146,9 +155,15 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             lines.append(f'{row["name"]:22} failed: {row["error"]}')
             continue
         seconds = 'never' if row['seconds'] is None else f'{row["seconds"]:.0f} s'
+        seconds += '*' if row.get('limited') else ''
         sent = '' if row['megabytes'] is None else f'{row["megabytes"]:.2f} MB'
         points = '  '.join(f'{e["seconds"]:.0f}/{e["quality"]:.4g}' for e in row['curve'])
         lines.append(f'{row["name"]:22}{seconds:>8}{sent:>13}   {points}')
+    lines += [
+        f'* {row["name"]}: {row["limited"]} steps at the rate, the others counted as long'
+        for row in rows
+        if row.get('limited')
+    ]
     return '\n'.join(lines)
 
 

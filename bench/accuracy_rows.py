@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from bench import rows
 from tools.harness.algorithms import DENSITY, WITHIN_DGC, algorithm, part
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from bench.accuracy_tasks import Task
-    from dgc import Composition, Engine
+    from dgc import Composition, Engine, LocalSteps
 
 WARMUP = 2  # epochs in which the density falls
 EVERY = 30  # inner steps of a row with local steps
+FRAGMENTS, DELAY, MERGE = 2, 5, 0.5  # as in configs/streaming/diloco.py
 
 
 class Trained(NamedTuple):
@@ -52,6 +54,11 @@ class Hooked:
     make: rows.Make
     factor: float | None = None
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether every step sends the same bytes."""
+        return self.factor is not None
+
     def trained(self, task: Task, network: nn.Module, engine: Engine, steps: int) -> Trained:
         """Return a row's network and optimizer. steps: in an epoch."""
         wrapped = self.make(network, engine, None).network
@@ -69,6 +76,7 @@ class Compressed:
 
     algorithm: str
     density: float = DENSITY
+    is_steady: ClassVar[bool] = False
 
     def composition(self, task: Task, steps: int) -> Composition:
         """Return its composition. Under AdamW, which has the moments, only the rest is fed back."""
@@ -102,6 +110,14 @@ class Local:
     algorithm: str
     lr: float
     momentum: float
+    is_steady: ClassVar[bool] = False
+
+    @property
+    def wrap(self) -> Callable[..., LocalSteps]:
+        """Wraps the task's optimizer."""
+        import dgc
+
+        return dgc.LocalSteps
 
     def trained(self, task: Task, network: nn.Module, engine: Engine, steps: int) -> Trained:
         """Return a row's network and optimizer. steps: in an epoch."""
@@ -113,10 +129,22 @@ class Local:
         outer = SGD(parameters, self.lr, self.momentum, nesterov=self.momentum > 0)
         made = dgc.ALGORITHMS[self.algorithm].make()
         inner = task.optimizer(parameters)
-        ours = dgc.LocalSteps(
+        ours = self.wrap(
             inner, outer, network.named_parameters(), made, engine, EVERY, steps_per_epoch=steps
         )
         return Trained(network, ours, lambda: ours.reducer.progress.sent, ours.agreed_parameters)
+
+
+@dataclass(frozen=True)
+class Streaming(Local):
+    """The same on FRAGMENTS parts of the network, each of which travels during DELAY steps."""
+
+    @property
+    def wrap(self) -> Callable[..., LocalSteps]:
+        """Wraps the task's optimizer."""
+        import dgc
+
+        return partial(dgc.StreamingSteps, fragments=FRAGMENTS, delay=DELAY, merge=MERGE)
 
 
 ROWS: dict[str, Hooked | Compressed | Local] = {
@@ -131,5 +159,6 @@ ROWS: dict[str, Hooked | Compressed | Local] = {
     'spardl 1 %': Compressed('spardl', 0.01),
     'oktopk 1 %': Compressed('oktopk', 0.01),
     'diloco': Local('diloco', 0.7, 0.9),
+    'streaming-diloco': Streaming('streaming-diloco', 0.7, 0.9),
     'sparse-loco': Local('sparse-loco', 1.0, 0.0),
 }

@@ -122,14 +122,21 @@ class Images(Task):
         return 100 * sums[0] / sums[1]
 
 
+@dataclass(frozen=True)
 class Text(Task):
-    """A GPT on the bytes of a text; the quality is the loss in nats per byte."""
+    """A GPT on the bytes of a text; the quality is the loss in nats per byte.
+
+    Attributes:
+        layers: Of the GPT.
+    """
+
+    layers: int
 
     def network(self) -> nn.Module:
-        """Return a GPT of 5 layers and 6.3 M parameters."""
+        """Return the GPT, for windows of 128 bytes."""
         from models.transformer import GPT
 
-        return GPT(vocabulary=256, layers=5, context=128)
+        return GPT(vocabulary=256, layers=self.layers, context=128)
 
     def data(self, root: Path, samples: int) -> Mapping[str, Dataset[Any]]:
         """Return the windows of the training part, and those of the end of the text."""
@@ -158,13 +165,17 @@ class Text(Task):
         return sums[0] / sums[1]
 
 
-CIFAR_10 = 'cifar-10-batches-py'
+CIFAR_10, TEXT = 'cifar-10-batches-py', 'tinyshakespeare/input.txt'
 TASKS: dict[str, Task] = {
     'resnet20': Images('ResNet20 on CIFAR-10', CIFAR_10, '%', True, False, 0.1, 32, 10_000, 45.0),
     'vgg16': Images('VGG16 on CIFAR-10', CIFAR_10, '%', True, False, 0.02, 8, 1_600, 35.0),
     'gpt': Text(
         'a GPT of 6.3 M parameters on the bytes of a text, with AdamW',
-        *('tinyshakespeare/input.txt', ' nats', False, True, 1e-3, 1, 400, 2.5),
+        *(TEXT, ' nats', False, True, 1e-3, 1, 400, 2.5, 5),
+    ),
+    'gpt-small': Text(
+        'a GPT of 1.4 M parameters on the bytes of a text, with AdamW',
+        *(TEXT, ' nats', False, True, 1e-3, 4, 1_600, 2.4, 3),
     ),
 }
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from dgc import Engine
 
 SEED = 42
+LIFTED = 'lifted'  # name of the gate at which the limit of the links is taken away
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Recipe:
         every: Steps between two evaluations.
         test: The first so many test samples are evaluated.
         target: A quality at which training ends; None: at the end of the epochs.
+        limited: Steps, at least, that are trained at the rate of the links. Later ones are trained
+            without a limit, and each counts as long as those took in the mean; None: all.
     """
 
     row: str
@@ -46,17 +50,26 @@ class Recipe:
     every: int
     test: int
     target: float | None = None
+    limited: int | None = None
 
 
 class Training:
-    """The training of a row on one worker."""
+    """The training of a row on one worker.
 
-    def __init__(self, recipe: Recipe, engine: Engine) -> None:
+    Args:
+        recipe: What to train.
+        engine: Of the worker.
+        lift: Takes the limit of the links away; a collective.
+    """
+
+    def __init__(
+        self, recipe: Recipe, engine: Engine, lift: Callable[[], None] = lambda: None
+    ) -> None:
         import torch
 
         from utils.data import train_loader
 
-        self.engine, self.recipe = engine, recipe
+        self.engine, self.recipe, self.lift = engine, recipe, lift
         self.task, self.row = TASKS[recipe.task], ROWS[recipe.row]
         data = self.task.data(Path(recipe.root), recipe.samples)
         rank, size = engine.rank, engine.size
@@ -76,14 +89,19 @@ class Training:
 
     def curve(self) -> Iterator[dict[str, float]]:
         """Train; yield steps, seconds of training and quality after each ``every`` steps."""
-        batches, seconds = self.batches(), 0.0
+        batches, seconds, pace = self.batches(), 0.0, None
         total = len(self.loader) * self.recipe.epochs
         while self.steps < total:
-            seconds += self.train(batches, min(self.recipe.every, total - self.steps))
+            count = min(self.recipe.every, total - self.steps)
+            taken = self.train(batches, count)
+            seconds += taken if pace is None else count * pace
             quality = self.quality()
             yield {'steps': self.steps, 'seconds': seconds, 'quality': quality}
             if self.recipe.target is not None and self.task.reaches(quality, self.recipe.target):
                 return
+            if pace is None and self.steps >= (self.recipe.limited or total):
+                pace = seconds / self.steps
+                self.lift()
 
     def train(self, batches: Iterator[tuple[Tensor, Tensor]], count: int) -> float:
         """Make some steps; return their seconds."""
@@ -142,7 +160,8 @@ def main(path: str) -> None:
     answer = Path(spec.pop('answer'))
     torch.set_num_threads(1)
     engine = dgc.create()
-    training = Training(Recipe(**spec), engine)
+    recipe = Recipe(**spec)
+    training = Training(recipe, engine, partial(wait_at, answer.parent, engine, LIFTED))
     wait_at(answer.parent, engine)
     points = []
     for point in training.curve():
@@ -150,7 +169,8 @@ def main(path: str) -> None:
         if engine.rank == 0:
             reached = f'{point["quality"]:.3f}{training.task.unit}'
             print(f'step {point["steps"]}: {point["seconds"]:.0f} s, {reached}', flush=True)
-            write_json(answer, {'curve': points, 'megabytes': training.megabytes()})
+            found = {'curve': points, 'megabytes': training.megabytes(), 'limited': recipe.limited}
+            write_json(answer, found)
     engine.barrier()
     engine.close()
 

@@ -115,6 +115,13 @@ def test_densities_fall_for_two_epochs(name, task):
     assert len(densities) == 3 and min(densities) == pytest.approx(0.01 if '1 %' in name else 0.001)
 
 
+def test_only_rows_that_send_the_same_bytes_are_continued_without_a_limit(tmp_path):
+    (tmp_path / 'cifar-10-batches-py').mkdir()
+    arguments = parse(['--root', str(tmp_path), '--limited', '7'])
+    limited = {name: recipe(name, arguments).limited for name in ROWS}
+    assert {name for name, steps in limited.items() if steps} == {'ddp', 'ddp fp16'}
+
+
 class Digits(type(TASKS['vgg16'])):
     """A task of a few digits, in place of images that tests must not need."""
 
@@ -149,3 +156,29 @@ def test_every_row_trains_and_all_ranks_see_the_same_quality(monkeypatch, name, 
     early = replace(of_row, target=curve[-1]['quality'])
     stopped = dgc.simulate(2, lambda engine: list(Training(early, engine).curve()))[0]
     assert len(stopped) <= 4 and stopped[-1]['quality'] >= early.target
+
+
+def test_steps_after_the_limited_ones_count_as_long_as_those(monkeypatch):
+    monkeypatch.setitem(TASKS, 'vgg16', Digits(**{**vars(TASKS['vgg16']), 'lr': 0.01}))
+    of_row = Recipe('dgc', 'vgg16', '', SAMPLES, 5, epochs=6, every=4, test=100, limited=6)
+    lifted: list[int] = []
+
+    def work(engine):
+        training = Training(of_row, engine, lambda: lifted.append(training.steps))
+        return list(training.curve())
+
+    (curve,) = dgc.simulate(1, work)
+    assert lifted == [8]  # at the first evaluation after six steps
+    pace = curve[1]['seconds'] / 8
+    assert curve[0]['seconds'] < curve[1]['seconds']
+    assert [each['seconds'] for each in curve[2:]] == pytest.approx(
+        [pace * each['steps'] for each in curve[2:]]
+    )
+
+
+def test_the_table_marks_seconds_that_were_continued():
+    about = {'rate': '10mbit', 'nodes': 4, 'target': 45.0, 'task': 'vgg16', 'curve': CURVE}
+    rows = [{'name': 'ddp', 'seconds': 20.0, 'megabytes': 12.5, 'limited': 7, **about}]
+    _, ddp, note = table(rows).splitlines()
+    assert ddp.split()[:3] == ['ddp', '20', 's*']
+    assert note == '* ddp: 7 steps at the rate, the others counted as long'

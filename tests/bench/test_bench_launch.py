@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,16 @@ def test_the_gate_opens_after_the_preparation_when_all_workers_wait(tmp_path):
 def test_a_preparation_that_fails_opens_the_gate_and_raises(tmp_path):
     with pytest.raises(ZeroDivisionError), gate(tmp_path, lambda: 1 / 0):
         wait_at(tmp_path, dgc.engines.LocalEngine())
+
+
+def test_gates_of_one_folder_open_one_by_one(tmp_path):
+    order: list[str] = []
+    first, second = partial(order.append, 'first'), partial(order.append, 'second')
+    with gate(tmp_path, first), gate(tmp_path, second, 'later'):
+        dgc.simulate(2, lambda engine: wait_at(tmp_path, engine))
+        assert order == ['first']
+        dgc.simulate(2, lambda engine: wait_at(tmp_path, engine, 'later'))
+    assert order == ['first', 'second']
 
 
 def test_without_workers_at_the_gate_nothing_is_prepared(tmp_path):

@@ -40,6 +40,13 @@ from tools.plan.predict import (
     extrapolate,
     predict,
 )
+from tools.plan.rounds import Rounds, rounds_of
+from utils.training.averaging import (
+    EveryStep,
+    MomentumSums,
+    OuterSteps,
+    StreamingOuterSteps,
+)
 
 CODEC = Codec('fp32', 'int32')
 NEAR = Network(1e-5, 1e-10)
@@ -138,6 +145,62 @@ class TestPrediction:
         dense_bytes = 8 * 1000 * 63 / 64
         expected = 8 + 2 * 0.25 + dense_bytes / 1e3 + 1
         assert among(Setting(64, 8e3, 0.0)) == pytest.approx(expected)
+
+
+class TestRounds:
+    """Local steps: 9.5 s of an exchange, of which the network takes 9, are shared by a round."""
+
+    part = part_of(['late', 'early'], numel=1000, density=None, sparse=None, dense=Line(0.5, 0.0))
+    host = Calibration(Network(alpha=0.1, beta=0.0), processor=FREE, error=0.0)
+    place = Setting(4, 8e3, 0.4)
+
+    def seconds(self, rounds, backward, slowdown=1.0):
+        step = Profile(0.0, backward, {'late': 0.8 * backward, 'early': 0.5 * backward})
+        local = measured([self.part], rounds=rounds, outer=2.0)
+        return predict(local, step, self.host, self.place, slowdown)
+
+    def test_a_round_is_shared_by_its_steps(self):
+        assert self.seconds(Rounds(5), 10.0) == pytest.approx(10 + 1 + (9.5 + 2) / 5)
+
+    def test_a_slower_host_takes_longer_for_steps_and_updates(self):
+        assert self.seconds(Rounds(5), 10.0, 2.0) == pytest.approx(20 + 2 + (9.5 + 4) / 5)
+
+    def test_fragments_travel_during_further_steps(self):
+        hidden = self.seconds(Rounds(5, fragments=2, delay=1), 10.0)
+        assert hidden == pytest.approx(10 + 1 + (0.5 + 2) / 5)
+        waited = self.seconds(Rounds(5, fragments=2, delay=2), 1.0)
+        assert waited == pytest.approx(1 + 1 + (0.5 + 2 * (4.5 - 4) + 2) / 5)
+
+    def test_rounds_of_one_step_cost_the_whole_exchange(self):
+        assert self.seconds(Rounds(1), 10.0) == pytest.approx(10 + 1 + 9.5 + 2)
+
+
+@pytest.mark.parametrize(
+    ('averaging', 'expected'),
+    [
+        (EveryStep(), None),
+        (OuterSteps(every=20), Rounds(20)),
+        (StreamingOuterSteps(every=20, fragments=4, delay=3), Rounds(20, 4, 3)),
+        (OuterSteps(moments={'exp_avg': 60}), 'averages of moments'),
+        (MomentumSums(), 'steps of ZeroOneAdam'),
+    ],
+)
+def test_a_stack_says_its_rounds(averaging, expected):
+    if isinstance(expected, str):
+        with pytest.raises(ValueError, match=expected):
+            rounds_of(averaging)
+    else:
+        assert rounds_of(averaging) == expected
+
+
+@pytest.mark.parametrize('name', ['diloco', 'sparse-loco'])
+def test_only_the_own_composition_exchanges_movements(name):
+    compared = comparison(ALGORITHMS[name].make, Rounds(30))
+    assert {each.name: each.rounds for each in compared.candidates if each.rounds} == {
+        'yours': Rounds(30)
+    }
+    assert {*training_exchanges()} < {each.name for each in compared.candidates}
+    assert 'movements of 30 local steps' in compared.notes[0]
 
 
 def tiny(sparse: bool) -> Measured:

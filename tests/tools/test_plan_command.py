@@ -251,7 +251,9 @@ class TestCommand:
                 '--timeline is of 3 workers, the fewest of --workers: teams=2 does not divide',
             ),
             ([*STACK, 'configs/dgs/dgs.py'], 'asynchronous training is not predicted'),
-            ([*STACK, 'configs/diloco/diloco.py'], 'local steps are not predicted'),
+            ([*STACK, 'configs/zeroone/adam.py'], 'steps of ZeroOneAdam are not predicted'),
+            ([*STACK, 'configs/diloco/desloc.py'], 'averages of moments are not predicted'),
+            ([*STACK, 'configs/diloco/diloco.py', '--timeline'], 'your stack has local steps'),
             ([*STACK, '--check', 'nowhere.json'], '--check: nowhere.json is no table'),
             (['--check', 'x', '--workers', '4'], '--workers has no effect without a stack'),
             (

@@ -1,7 +1,8 @@
-"""A gate: workers wait, once they have built their networks, until the links have their rate.
+"""A gate: workers wait until the program that started them has changed the links.
 
 Initial weights are sent once. On a slow link that would take as long as many steps, so the workers
-start on fast links. A gate is a folder that both the workers and the program that starts them see.
+start on fast links. A gate is a folder that both the workers and the program that starts them see;
+a folder may hold several, of different names.
 """
 
 from __future__ import annotations
@@ -16,22 +17,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dgc import Engine
 
-READY, OPEN = 'ready', 'open'
+START = 'start'  # of training, once all workers have built their networks
+READY, OPEN = '{}.ready', '{}.open'
 POLL = 0.02  # seconds
 
 
-def wait_at(folder: Path, engine: Engine) -> None:
+def wait_at(folder: Path, engine: Engine, name: str = START) -> None:
     """In a worker: wait for all other workers, then until the gate is open. A collective."""
     engine.barrier()
     if engine.rank == 0:
-        (folder / READY).touch()
-        while not (folder / OPEN).exists():
+        (folder / READY.format(name)).touch()
+        while not (folder / OPEN.format(name)).exists():
             time.sleep(POLL)
     engine.barrier()
 
 
 @contextmanager
-def gate(folder: Path, prepare: Callable[[], None]) -> Iterator[None]:
+def gate(folder: Path, prepare: Callable[[], None], name: str = START) -> Iterator[None]:
     """Call ``prepare()`` once all workers wait at the gate, then open it.
 
     The workers run inside the `with` block.
@@ -43,14 +45,14 @@ def gate(folder: Path, prepare: Callable[[], None]) -> Iterator[None]:
     over = threading.Event()
 
     def watch() -> None:
-        while not (folder / READY).exists():
+        while not (folder / READY.format(name)).exists():
             if over.wait(POLL):
                 return
         try:
             prepare()
         except BaseException as error:  # in a thread: raised below
             errors.append(error)
-        (folder / OPEN).touch()
+        (folder / OPEN.format(name)).touch()
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()

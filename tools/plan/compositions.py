@@ -22,6 +22,7 @@ from tools.harness.algorithms import (
     packed,
     training_exchanges,
 )
+from tools.plan.rounds import Rounds
 
 YOURS = 'yours'  # name of the composition of the user's stack
 MOST = 32  # an exchange that serves no number of workers up to this is not measured
@@ -34,11 +35,16 @@ class UnfitError(Exception):
 
 
 class Candidate(NamedTuple):
-    """A composition that is compared. plan: buckets of an earlier run, for its planner."""
+    """A composition that is compared.
+
+    plan: buckets of an earlier run, for its planner. rounds: of local steps, if it exchanges their
+    movements.
+    """
 
     name: str
     make: Make
     plan: Plan | None = None
+    rounds: Rounds | None = None
 
 
 class Comparison(NamedTuple):
@@ -53,8 +59,13 @@ class Comparison(NamedTuple):
         return next((c.make for c in self.candidates if c.name == YOURS), self.candidates[0].make)
 
 
-def comparison(stack: Make) -> Comparison:
-    """Choose what is compared with the composition that ``stack`` makes."""
+def comparison(stack: Make, rounds: Rounds | None = None) -> Comparison:
+    """Choose what is compared with the composition that ``stack`` makes.
+
+    Args:
+        stack: Makes it.
+        rounds: Of its local steps. The other compositions exchange gradients, in every step.
+    """
     candidates, notes = [Candidate(DENSE, dgc.dense)], []
     base = stack
     if isinstance(stack().exchange, Hierarchical):
@@ -70,10 +81,12 @@ def comparison(stack: Make) -> Comparison:
         )
         base = by_size(base)
     own = base().exchange
-    if compresses(base()):
-        candidates.append(Candidate(YOURS, base))
-    if not has_density(base()):
+    if rounds is not None or compresses(base()):
+        candidates.append(Candidate(YOURS, base, rounds=rounds))
+    if rounds is not None or not has_density(base()):
         lacking = 'has no density' if compresses(base()) else 'is dense'
+        if rounds is not None:
+            lacking = f'exchanges movements of {rounds.every} local steps'
         notes.append(
             f'your stack {lacking}: compared with Deep Gradient Compression at {DENSITY:.1%}, with '
             '8-bit values and packed indices'

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Collection
 
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from dgc import Composition
 from dgc.bucket_spec import BucketSpec
@@ -56,6 +56,8 @@ class Bench:
             parts,
             self.growth(candidate.make) if sparse else Growth({}),
             composition.always_sparse,
+            candidate.rounds,
+            self.outer() if candidate.rounds is not None else 0.0,
         )
 
     def growth(self, make: Make) -> Growth:
@@ -65,11 +67,19 @@ class Bench:
     def update(self, composition: Composition) -> float:
         """Seconds of an update of the optimizer that goes with a composition."""
         optimizer = self.subject.optimizer(composition)
-        kind = type(optimizer).__name__
-        if kind not in self._updates:
+        return self._seconds(type(optimizer).__name__, optimizer)
+
+    def outer(self) -> float:
+        """Seconds of an outer optimizer's update: SGD with Nesterov's momentum."""
+        outer = SGD(self.subject.model.parameters(), 0.7, 0.9, nesterov=True)
+        return self._seconds('outer', outer)
+
+    def _seconds(self, name: str, optimizer: Optimizer) -> float:
+        """Seconds of an update of an optimizer, measured once for each name."""
+        if name not in self._updates:
             optimizer.step()  # allocates its state
-            self._updates[kind] = statistics.median(timed(optimizer) for _ in range(UPDATES))
-        return self._updates[kind]
+            self._updates[name] = statistics.median(timed(optimizer) for _ in range(UPDATES))
+        return self._updates[name]
 
     def _part(self, candidate: Candidate, spec: BucketSpec) -> Part:
         """Measure one bucket, on the paths that it takes with these numbers of workers."""

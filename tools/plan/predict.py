@@ -20,8 +20,10 @@ from dgc.costmodel import Calibration, Line, rounds
 from dgc.exchanges import Exchange
 from dgc.planner.forecast import FREE, Costs, Forecast, Route, Timing
 from dgc.profile import Profile
-from dgc.timeline import end
+from dgc.timeline import BucketTimes, end
+from tools.plan.rounds import Rounds
 
+NOTHING = Profile(0.0, 0.0, {})  # before an exchange of movements, which are all there
 UNMEASURED = Line(math.nan, math.nan)  # so that a prediction that uses it is NaN
 
 
@@ -104,6 +106,8 @@ class Measured:
     optimizer: seconds of its update.
     parts: its buckets, in the order in which they are sent.
     always_sparse: see Composition.
+    rounds: of local steps, if it exchanges their movements; None for gradients.
+    outer: seconds of the update that follows such an exchange.
     """
 
     name: str
@@ -115,6 +119,8 @@ class Measured:
     parts: Sequence[Part]
     growth: Growth
     always_sparse: bool = False
+    rounds: Rounds | None = None
+    outer: float = 0.0
 
 
 def predict(
@@ -129,7 +135,24 @@ def predict(
         setting: to predict for.
         slowdown: factor from the times of ``step`` and the optimizer here to those there.
     """
-    step = scaled(step, slowdown)
+    step, update = scaled(step, slowdown), slowdown * measured.optimizer
+    if measured.rounds is not None:
+        alone, outer = step.backward + update, slowdown * measured.outer
+        buckets = bucket_times(measured, NOTHING, host, setting)
+        return alone + measured.rounds.share(buckets, alone, outer, setting.pipelined)
+    buckets = bucket_times(measured, step, host, setting)
+    return end(buckets, step.backward, setting.pipelined) + update
+
+
+def bucket_times(
+    measured: Measured, step: Profile, host: Calibration, setting: Setting
+) -> list[BucketTimes]:
+    """Predict the times of the buckets of a composition.
+
+    Args:
+        measured, host, setting: as of ``predict``.
+        step: forward and backward pass that the buckets' gradients come from.
+    """
     # A gradient without an arrival counts as complete at the end of the backward pass.
     arrivals = step.arrivals if measured.overlaps else {}
     buckets = []
@@ -143,7 +166,7 @@ def predict(
             measured.always_sparse,
         )
         buckets.append(forecast.bucket_times(part.spec))
-    return end(buckets, step.backward, setting.pipelined) + slowdown * measured.optimizer
+    return buckets
 
 
 def scaled(step: Profile, factor: float) -> Profile:

@@ -23,10 +23,10 @@ from tools.plan.division import divisions
 from tools.plan.measure import Bench
 from tools.plan.predict import Measured, Setting, predict
 from tools.plan.report import Prediction
+from tools.plan.rounds import rounds_of
 from tools.plan.subject import Subject, of_stack, of_workload
 from utils.cli import Refused
 from utils.config import Config, ConfigError
-from utils.training.averaging import EveryStep
 
 
 def run(arguments: argparse.Namespace, configs: Config | None) -> None:
@@ -63,9 +63,8 @@ def stack(configs: Config) -> tuple[Subject, Comparison]:
     try:
         if not isinstance(configs.train.compression.build(), Composition):
             raise ValueError('asynchronous training is not predicted: leave out configs/dgs/')
-        if not isinstance(configs.train.averaging.build(), EveryStep):
-            raise ValueError('local steps are not predicted: leave out configs/diloco/')
-        return of_stack(configs), comparison(configs.train.compression.build)
+        rounds = rounds_of(configs.train.averaging.build())
+        return of_stack(configs), comparison(configs.train.compression.build, rounds)
     except (ConfigError, DatasetError, ValueError, TypeError) as error:
         raise Refused(str(error)) from error
 
@@ -75,8 +74,13 @@ def plan(
 ) -> dict[str, Any]:
     """Measure, predict and print; return the keys of the JSON file. Raises Refused."""
     workers = arguments.workers
-    if arguments.timeline is not None and (reason := unfit(compared.own().exchange, workers[0])):
-        raise Refused(f'--timeline is of {workers[0]} workers, the fewest of --workers: {reason}')
+    if arguments.timeline is not None:
+        if any(each.rounds is not None for each in compared.candidates):
+            raise Refused('--timeline shows an exchange of gradients: your stack has local steps')
+        if reason := unfit(compared.own().exchange, workers[0]):
+            raise Refused(
+                f'--timeline is of {workers[0]} workers, the fewest of --workers: {reason}'
+            )
     bench = Bench(subject, workers)
     measured, notes = survey(bench, compared.candidates)
     predictions = [
