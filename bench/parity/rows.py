@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from bench.parity.workloads import Settings, Workload
+from bench.parity.workloads import DENSITIES, Settings, Workload
 from tools.harness.algorithms import DENSE, is_sparse, table
 from tools.harness.cli import check_name
 
@@ -14,11 +14,13 @@ ALL = 'all'  # name of a group: the whole table
 REPEATED = (DENSE, 'dgc')  # rows that are trained with --seeds seeds, the others with --other-seeds
 # Before the files of local steps, which have no clipping of gradients, as a model's files may have.
 UNCLIPPED = ('configs/dense/sgd.py',)
-DENSITIES = (0.001, 0.01, 0.05)  # of the rows for optimizers with two moments, such as AdamW
-MEMORIES: dict[str, Settings] = {  # where their first moment is, by name; see ADAPTIVE
-    'residual': {},
-    'moment': {},
-    'moment-masked': {'train.compression.memory.momentum_masking': True},
+# What is compressed under them: config files that come last and settings, by name; see ADAPTIVE.
+FIRST_MOMENT = ('configs/optim/first_moment.py',)
+COMPRESSED: dict[str, tuple[tuple[str, ...], Settings]] = {
+    'residual': ((), {}),
+    'moment': (FIRST_MOMENT, {}),
+    'moment-masked': (FIRST_MOMENT, {'train.compression.memory.momentum_masking': True}),
+    'movement': (('configs/optim/movement.py',), {}),
 }
 
 
@@ -53,12 +55,13 @@ def adaptive() -> dict[str, Row]:
     """Return rows of Deep Gradient Compression's exchange under an adaptive optimizer, by name.
 
     'residual' feeds unsent gradients back and leaves both moments to the optimizer; 'moment' has
-    the first one in the memory, before compression. A density is reached by the workload's warm-up
+    the first one in the memory, before compression; 'movement' compresses the steps of each rank's
+    own optimizer, in place of gradients. A density is reached by the workload's warm-up
     or, with 'cold', from the first step on.
     """
     found = {}
     for density in DENSITIES:
-        for memory, settings in MEMORIES.items():
+        for memory, (after, settings) in COMPRESSED.items():
             for start in ('', '-cold'):
                 if start and memory != 'residual':  # which says what the warm-up does
                     continue
@@ -67,7 +70,6 @@ def adaptive() -> dict[str, Row]:
                 if start:
                     own |= {'train.compression.warmup_epochs': 0}
                     own |= {'train.compression.warmup_steps': 0}
-                after = () if memory == 'residual' else ('configs/optim/first_moment.py',)
                 found[name] = Row(name, ('configs/dgc/wm5.py',), after, own)
     return found
 
