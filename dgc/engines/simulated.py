@@ -27,6 +27,7 @@ from dgc.costmodel import Network
 from dgc.engines.base import Engine, EngineError, nbytes
 
 T = TypeVar('T')
+WAKE_SECONDS = 0.2  # after which a signal is handled at the latest
 MERSENNE_TWISTER_BYTES = 4 * (624 + 1)  # its numbers and the position of the next one
 Channel = tuple[int, ...]  # () of an engine, (..., n) of the n-th duplicate of an engine
 
@@ -69,7 +70,10 @@ def simulate(
         thread.start()
     scheduler.begin()
     for thread in threads:
-        thread.join()
+        # The operating system may hand a signal to a worker's thread, while its Python handler runs
+        # only in this one, which must wake up for it.
+        while thread.is_alive():
+            thread.join(WAKE_SECONDS)
     if scheduler.errors:
         raise min(scheduler.errors, key=lambda error: getattr(error, 'rank', 0) is None)
     return results

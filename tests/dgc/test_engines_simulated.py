@@ -1,6 +1,8 @@
 """The simulated engine: its collectives, its counters, and that it never hangs."""
 
 import random
+import signal
+import threading
 
 import numpy as np
 import pytest
@@ -361,3 +363,18 @@ class TestLocalEngine:
     def test_there_is_nobody_to_send_to(self, destination, source):
         with pytest.raises(ValueError, match='rank 0 is alone'):
             LocalEngine().send_recv(torch.zeros(1), destination, source)
+
+
+def test_a_signal_that_a_workers_thread_received_is_handled_while_workers_run():
+    handled = threading.Event()
+
+    def work(engine):
+        if engine.rank == 0:
+            signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        return handled.wait(10)
+
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: handled.set())
+    try:
+        assert simulate(2, work) == [True, True]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
