@@ -70,7 +70,9 @@ def test_every_cell_of_the_table_can_be_built(name, row, tmp_path):
     if row in ADAPTIVE:
         assert composition.schedule.density == float(row.removesuffix('-cold').split('-')[-1])
         memory = type(composition.memory).__name__
-        assert memory == ('Residual' if row.startswith('residual') else 'FirstMoment')
+        assert memory == ('FirstMoment' if row.startswith('moment') else 'Residual')
+        averages = type(configs.train.averaging.build()).__name__
+        assert averages == ('OuterSteps' if row.startswith('movement') else 'EveryStep')
 
 
 def test_groups_have_the_methods_of_the_table():
