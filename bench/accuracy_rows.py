@@ -78,10 +78,14 @@ class Compressed:
     density: float = DENSITY
     is_steady: ClassVar[bool] = False
 
+    def has_residual(self, task: Task) -> bool:
+        """Return whether what is not sent is fed back, and nothing else."""
+        return task.is_adaptive
+
     def composition(self, task: Task, steps: int) -> Composition:
         """Return its composition. Under AdamW, which has the moments, only the rest is fed back."""
         settings: dict[str, Any] = {'warmup_epochs': WARMUP, 'warmup_stage_steps': steps}
-        memory = {'memory': part('memory:Residual')} if task.is_adaptive else {}
+        memory = {'memory': part('memory:Residual')} if self.has_residual(task) else {}
         return algorithm(self.algorithm, self.density, **{**WITHIN_DGC, **memory}, **settings)
 
     def trained(self, task: Task, network: nn.Module, engine: Engine, steps: int) -> Trained:
@@ -94,6 +98,28 @@ class Compressed:
             inner = dgc.DGCSGD(network.parameters(), task.lr, 0.9, weight_decay=1e-4)
         ours = dgc.DistributedOptimizer(
             inner, network.named_parameters(), made, engine, steps_per_epoch=steps
+        )
+        return Trained(network, ours, lambda: ours.reducer.progress.sent)
+
+
+class Movement(Compressed):
+    """The same on the steps that each rank's own optimizer takes, in place of gradients."""
+
+    def has_residual(self, task: Task) -> bool:
+        """Always: the momentum is the optimizer's."""
+        return True
+
+    def trained(self, task: Task, network: nn.Module, engine: Engine, steps: int) -> Trained:
+        """Return a row's network and optimizer. steps: in an epoch."""
+        from torch.optim import SGD
+
+        import dgc
+
+        parameters = list(network.parameters())
+        inner, outer = task.optimizer(parameters), SGD(parameters, 1.0)
+        made = self.composition(task, steps)
+        ours = dgc.LocalSteps(
+            inner, outer, network.named_parameters(), made, engine, every=1, steps_per_epoch=steps
         )
         return Trained(network, ours, lambda: ours.reducer.progress.sent)
 
@@ -153,6 +179,8 @@ ROWS: dict[str, Hooked | Compressed | Local] = {
     'powersgd': Hooked(rows.powersgd),
     'dgc': Compressed('dgc'),
     'dgc 1 %': Compressed('dgc', 0.01),
+    'movement 1 %': Movement('dgc', 0.01),
+    'movement 5 %': Movement('dgc', 0.05),
     'gtopk': Compressed('gtopk'),
     'gtopk 1 %': Compressed('gtopk', 0.01),
     'spardl': Compressed('spardl'),

@@ -112,7 +112,7 @@ def test_densities_fall_for_two_epochs(name, task):
         for step in (0, 5, 10, 100)
         if bucket.spec.schedule is not None
     }
-    assert len(densities) == 3 and min(densities) == pytest.approx(0.01 if '1 %' in name else 0.001)
+    assert len(densities) == 3 and min(densities) == pytest.approx(ROWS[name].density)
 
 
 def test_only_rows_that_send_the_same_bytes_are_continued_without_a_limit(tmp_path):
