@@ -63,6 +63,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add('--rate', default='100mbit', help='rate of the links; none: no limit (100mbit)')
     add('--target', type=float, metavar='X', help="accuracy in %%, or loss (the task's)")
     add('--only', metavar='NAME,...', default=','.join(ROWS), help='measure only these rows')
+    add('--lr', type=float, metavar='X', help="highest learning rate (the task's)")
     count('--nodes', default=4, help='number of machines (4)')
     count('--batch', help="samples per worker and step (the task's)")
     count('--epochs', default=8, help='epochs per row (8)')
@@ -88,6 +89,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     arguments.batch = arguments.batch or task.batch
     arguments.samples = arguments.samples or task.samples
     arguments.target = task.target if arguments.target is None else arguments.target
+    arguments.lr = task.lr if arguments.lr is None else arguments.lr
+    if not 0 < arguments.lr < float('inf'):
+        parser.error(f'--lr {arguments.lr}: a learning rate is above 0')
     needed = arguments.batch * arguments.nodes
     if arguments.samples < needed:
         parser.error(f'--samples {arguments.samples}: a step of all workers takes {needed}')
@@ -104,6 +108,7 @@ def recipe(name: str, arguments: argparse.Namespace) -> Recipe:
         root=str(Path(arguments.root).absolute()),
         samples=arguments.samples,
         batch=arguments.batch,
+        lr=arguments.lr,
         epochs=arguments.epochs,
         every=arguments.every or steps,
         test=arguments.test,
@@ -129,6 +134,7 @@ def measure(cluster: Cluster, name: str, arguments: argparse.Namespace) -> dict[
         'task': arguments.task,
         'rate': arguments.rate,
         'nodes': arguments.nodes,
+        'lr': arguments.lr,
         **answer,
         'target': arguments.target,
         'seconds': seconds_to(arguments.task, arguments.target, answer['curve']),

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +33,7 @@ class Recipe:
         root: Folder of the data.
         samples: Training samples of an epoch.
         batch: Samples per worker and step.
+        lr: The highest learning rate.
         epochs: Number of epochs.
         every: Steps between two evaluations.
         test: The first so many test samples are evaluated.
@@ -46,6 +47,7 @@ class Recipe:
     root: str
     samples: int
     batch: int
+    lr: float
     epochs: int
     every: int
     test: int
@@ -70,7 +72,8 @@ class Training:
         from utils.data import train_loader
 
         self.engine, self.recipe, self.lift = engine, recipe, lift
-        self.task, self.row = TASKS[recipe.task], ROWS[recipe.row]
+        self.task = replace(TASKS[recipe.task], lr=recipe.lr)
+        self.row = ROWS[recipe.row]
         data = self.task.data(Path(recipe.root), recipe.samples)
         rank, size = engine.rank, engine.size
         self.loader, self.share = train_loader(data['train'], recipe.batch, rank, size, SEED)

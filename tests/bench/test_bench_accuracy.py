@@ -76,6 +76,7 @@ def test_the_table_has_never_and_why_a_row_failed():
         (['--root', '/nowhere'], 'does not hold cifar-10-batches-py'),
         (['--task', 'gpt'], 'does not hold tinyshakespeare/input.txt'),
         (['--rate', 'fast'], 'fast'),
+        (['--lr', '0'], 'a learning rate is above 0'),
         (['--samples', '100'], 'a step of all workers takes 128'),
     ],
 )
@@ -143,7 +144,7 @@ class Digits(type(TASKS['vgg16'])):
 def test_every_row_trains_and_all_ranks_see_the_same_quality(monkeypatch, name, is_adaptive):
     fields = {**vars(TASKS['vgg16']), 'is_adaptive': is_adaptive, 'lr': 0.01}
     monkeypatch.setitem(TASKS, 'vgg16', Digits(**fields))
-    of_row = Recipe(name, 'vgg16', '', SAMPLES, 5, epochs=16, every=16, test=100)
+    of_row = Recipe(name, 'vgg16', '', SAMPLES, 5, 0.01, epochs=16, every=16, test=100)
 
     def work(engine):
         training = Training(of_row, engine)
@@ -160,7 +161,7 @@ def test_every_row_trains_and_all_ranks_see_the_same_quality(monkeypatch, name, 
 
 def test_steps_after_the_limited_ones_count_as_long_as_those(monkeypatch):
     monkeypatch.setitem(TASKS, 'vgg16', Digits(**{**vars(TASKS['vgg16']), 'lr': 0.01}))
-    of_row = Recipe('dgc', 'vgg16', '', SAMPLES, 5, epochs=6, every=4, test=100, limited=6)
+    of_row = Recipe('dgc', 'vgg16', '', SAMPLES, 5, 0.01, epochs=6, every=4, test=100, limited=6)
     lifted: list[int] = []
 
     def work(engine):
