@@ -67,6 +67,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     count('--nodes', default=4, help='number of machines (4)')
     count('--batch', help="samples per worker and step (the task's)")
     count('--epochs', default=8, help='epochs per row (8)')
+    count('--warmup', default=2, help='epochs in which the density falls (2)')
     count('--samples', '--images', help="training samples of an epoch (the task's)")
     count('--every', help='steps between two evaluations, and an end at the target (an epoch)')
     count('--limited', help='steps of DDP and its 16-bit hook at the rate (all); see below')
@@ -114,6 +115,7 @@ def recipe(name: str, arguments: argparse.Namespace) -> Recipe:
         test=arguments.test,
         target=arguments.target if ends_early else None,
         limited=arguments.limited if ROWS[name].is_steady else None,
+        warmup=arguments.warmup,
     )
 
 
@@ -135,6 +137,7 @@ def measure(cluster: Cluster, name: str, arguments: argparse.Namespace) -> dict[
         'rate': arguments.rate,
         'nodes': arguments.nodes,
         'lr': arguments.lr,
+        'warmup': arguments.warmup,
         **answer,
         'target': arguments.target,
         'seconds': seconds_to(arguments.task, arguments.target, answer['curve']),

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from bench.accuracy_tasks import Task
     from dgc import Composition, Engine, LocalSteps
 
-WARMUP = 2  # epochs in which the density falls
 EVERY = 30  # inner steps of a row with local steps
 FRAGMENTS, DELAY, MERGE = 2, 5, 0.5  # as in configs/streaming/diloco.py
 
@@ -42,6 +41,18 @@ class Trained(NamedTuple):
     evaluated: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
+class Pace(NamedTuple):
+    """The epochs of a row.
+
+    Attributes:
+        steps: In an epoch.
+        warmup: Epochs in which the density of compressed rows falls.
+    """
+
+    steps: int
+    warmup: int = 2
+
+
 @dataclass(frozen=True)
 class Hooked:
     """DistributedDataParallel, perhaps with one of its communication hooks.
@@ -59,8 +70,8 @@ class Hooked:
         """Whether every step sends the same bytes."""
         return self.factor is not None
 
-    def trained(self, task: Task, network: nn.Module, engine: Engine, steps: int) -> Trained:
-        """Return a row's network and optimizer. steps: in an epoch."""
+    def trained(self, task: Task, network: nn.Module, engine: Engine, pace: Pace) -> Trained:
+        """Return a row's network and optimizer."""
         wrapped = self.make(network, engine, None).network
         return Trained(wrapped, task.optimizer(wrapped.parameters()))
 
@@ -71,7 +82,7 @@ class Compressed:
 
     Attributes:
         algorithm: Of ``dgc.algorithms``.
-        density: Reached after WARMUP epochs.
+        density: Reached after the epochs of its warm-up.
     """
 
     algorithm: str
@@ -82,22 +93,25 @@ class Compressed:
         """Return whether what is not sent is fed back, and nothing else."""
         return task.is_adaptive
 
-    def composition(self, task: Task, steps: int) -> Composition:
+    def composition(self, task: Task, pace: Pace) -> Composition:
         """Return its composition. Under AdamW, which has the moments, only the rest is fed back."""
-        settings: dict[str, Any] = {'warmup_epochs': WARMUP, 'warmup_stage_steps': steps}
+        settings: dict[str, Any] = {
+            'warmup_epochs': pace.warmup,
+            'warmup_stage_steps': pace.steps,
+        }
         memory = {'memory': part('memory:Residual')} if self.has_residual(task) else {}
         return algorithm(self.algorithm, self.density, **{**WITHIN_DGC, **memory}, **settings)
 
-    def trained(self, task: Task, network: nn.Module, engine: Engine, steps: int) -> Trained:
-        """Return a row's network and optimizer. steps: in an epoch."""
+    def trained(self, task: Task, network: nn.Module, engine: Engine, pace: Pace) -> Trained:
+        """Return a row's network and optimizer."""
         import dgc
 
-        made = self.composition(task, steps)
+        made = self.composition(task, pace)
         inner = task.optimizer(network.parameters())
         if made.memory.holds_momentum:
             inner = dgc.DGCSGD(network.parameters(), task.lr, 0.9, weight_decay=1e-4)
         ours = dgc.DistributedOptimizer(
-            inner, network.named_parameters(), made, engine, steps_per_epoch=steps
+            inner, network.named_parameters(), made, engine, steps_per_epoch=pace.steps
         )
         return Trained(network, ours, lambda: ours.reducer.progress.sent)
 
@@ -109,17 +123,23 @@ class Movement(Compressed):
         """Always: the momentum is the optimizer's."""
         return True
 
-    def trained(self, task: Task, network: nn.Module, engine: Engine, steps: int) -> Trained:
-        """Return a row's network and optimizer. steps: in an epoch."""
+    def trained(self, task: Task, network: nn.Module, engine: Engine, pace: Pace) -> Trained:
+        """Return a row's network and optimizer."""
         from torch.optim import SGD
 
         import dgc
 
         parameters = list(network.parameters())
         inner, outer = task.optimizer(parameters), SGD(parameters, 1.0)
-        made = self.composition(task, steps)
+        made = self.composition(task, pace)
         ours = dgc.LocalSteps(
-            inner, outer, network.named_parameters(), made, engine, every=1, steps_per_epoch=steps
+            inner,
+            outer,
+            network.named_parameters(),
+            made,
+            engine,
+            every=1,
+            steps_per_epoch=pace.steps,
         )
         return Trained(network, ours, lambda: ours.reducer.progress.sent)
 
@@ -145,8 +165,8 @@ class Local:
 
         return dgc.LocalSteps
 
-    def trained(self, task: Task, network: nn.Module, engine: Engine, steps: int) -> Trained:
-        """Return a row's network and optimizer. steps: in an epoch."""
+    def trained(self, task: Task, network: nn.Module, engine: Engine, pace: Pace) -> Trained:
+        """Return a row's network and optimizer."""
         from torch.optim import SGD
 
         import dgc
@@ -156,7 +176,13 @@ class Local:
         made = dgc.ALGORITHMS[self.algorithm].make()
         inner = task.optimizer(parameters)
         ours = self.wrap(
-            inner, outer, network.named_parameters(), made, engine, EVERY, steps_per_epoch=steps
+            inner,
+            outer,
+            network.named_parameters(),
+            made,
+            engine,
+            EVERY,
+            steps_per_epoch=pace.steps,
         )
         return Trained(network, ours, lambda: ours.reducer.progress.sent, ours.agreed_parameters)
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.accuracy_rows import ROWS, Hooked
+from bench.accuracy_rows import ROWS, Hooked, Pace
 from bench.accuracy_tasks import TASKS, test_loader
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class Recipe:
         target: A quality at which training ends; None: at the end of the epochs.
         limited: Steps, at least, that are trained at the rate of the links. Later ones are trained
             without a limit, and each counts as long as those took in the mean; None: all.
+        warmup: Epochs in which the density of compressed rows falls.
     """
 
     row: str
@@ -53,6 +54,7 @@ class Recipe:
     test: int
     target: float | None = None
     limited: int | None = None
+    warmup: int = 2
 
 
 class Training:
@@ -80,7 +82,8 @@ class Training:
         self.test = test_loader(data['test'], recipe.test, rank, size)
         torch.manual_seed(SEED)
         network = self.task.network().train()
-        self.trained = self.row.trained(self.task, network, engine, len(self.loader))
+        pace = Pace(len(self.loader), recipe.warmup)
+        self.trained = self.row.trained(self.task, network, engine, pace)
         torch.manual_seed(SEED + rank)  # augmentation
         self.steps = 0
 

@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 import dgc
 from bench.accuracy import parse, recipe, seconds_to, table
-from bench.accuracy_rows import ROWS, Compressed, Hooked
+from bench.accuracy_rows import ROWS, Compressed, Hooked, Pace
 from bench.accuracy_tasks import TASKS
 from bench.accuracy_worker import Recipe, Training
 from tools.harness.workloads import WORKLOADS, make_model
@@ -104,7 +104,7 @@ def test_rows_end_at_the_target_only_where_they_are_looked_at_often(tmp_path):
 def test_densities_fall_for_two_epochs(name, task):
     def make(engine):
         network = make_model(WORKLOADS['digits'])
-        return ROWS[name].trained(TASKS[task], network, engine, 5).optimizer
+        return ROWS[name].trained(TASKS[task], network, engine, Pace(5)).optimizer
 
     (ours,) = dgc.simulate(1, make)
     densities = {
