@@ -43,8 +43,9 @@ rows: {', '.join(ROWS)}
 The clock runs while a row trains, and stops while it is evaluated. Rows are trained one after
 another, with the same samples in the same order and the same schedule, and end at the target where
 --every is given. With --limited N, rows that send the same bytes in every step ({STEADY}) train
-their first N steps at the rate; the others without a limit, and each counts as long as the mean of
-the first ones: quality does not depend on the rate.
+their first N steps at the rate, and their later steps without a limit; each of these counts as long
+as the mean of the first ones, since quality does not depend on the rate. An evaluation waits for a
+fragment of streaming-diloco that is under way, which then counts as if it were not hidden.
 """
 
 
@@ -125,7 +126,8 @@ def measure(cluster: Cluster, name: str, arguments: argparse.Namespace) -> dict[
     def start(folder: Path) -> int:
         cluster.set_rate('none')  # while the initial weights are sent
         command = ['-m', WORKER, str(folder / SPEC)]
-        limit, lift = partial(cluster.set_rate, arguments.rate), partial(cluster.set_rate, 'none')
+        limit = partial(cluster.set_rate, arguments.rate)
+        lift = partial(cluster.set_rate, 'none')
         with gate(folder, limit), gate(folder, lift, LIFTED):
             return cluster.run(command, 'torchrun', environment(), arguments.timeout, sys.stderr)
 
@@ -169,9 +171,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         points = '  '.join(f'{e["seconds"]:.0f}/{e["quality"]:.4g}' for e in row['curve'])
         lines.append(f'{row["name"]:22}{seconds:>8}{sent:>13}   {points}')
     lines += [
-        f'* {row["name"]}: {row["limited"]} steps at the rate, the others counted as long'
+        f'* {row["name"]}: {row["limited"]} steps at the rate, its later steps counted as long'
         for row in rows
-        if row.get('limited')
+        if row.get('limited') and 'error' not in row
     ]
     return '\n'.join(lines)
 

@@ -41,8 +41,8 @@ class Trained(NamedTuple):
     evaluated: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
-class Pace(NamedTuple):
-    """The epochs of a row.
+class Epochs(NamedTuple):
+    """How a row's training is divided.
 
     Attributes:
         steps: In an epoch.
@@ -50,7 +50,7 @@ class Pace(NamedTuple):
     """
 
     steps: int
-    warmup: int = 2
+    warmup: int
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Hooked:
         """Whether every step sends the same bytes."""
         return self.factor is not None
 
-    def trained(self, task: Task, network: nn.Module, engine: Engine, pace: Pace) -> Trained:
+    def trained(self, task: Task, network: nn.Module, engine: Engine, epochs: Epochs) -> Trained:
         """Return a row's network and optimizer."""
         wrapped = self.make(network, engine, None).network
         return Trained(wrapped, task.optimizer(wrapped.parameters()))
@@ -89,29 +89,29 @@ class Compressed:
     density: float = DENSITY
     is_steady: ClassVar[bool] = False
 
-    def has_residual(self, task: Task) -> bool:
+    def keeps_residual_only(self, task: Task) -> bool:
         """Return whether what is not sent is fed back, and nothing else."""
         return task.is_adaptive
 
-    def composition(self, task: Task, pace: Pace) -> Composition:
+    def composition(self, task: Task, epochs: Epochs) -> Composition:
         """Return its composition. Under AdamW, which has the moments, only the rest is fed back."""
         settings: dict[str, Any] = {
-            'warmup_epochs': pace.warmup,
-            'warmup_stage_steps': pace.steps,
+            'warmup_epochs': epochs.warmup,
+            'warmup_stage_steps': epochs.steps,
         }
-        memory = {'memory': part('memory:Residual')} if self.has_residual(task) else {}
+        memory = {'memory': part('memory:Residual')} if self.keeps_residual_only(task) else {}
         return algorithm(self.algorithm, self.density, **{**WITHIN_DGC, **memory}, **settings)
 
-    def trained(self, task: Task, network: nn.Module, engine: Engine, pace: Pace) -> Trained:
+    def trained(self, task: Task, network: nn.Module, engine: Engine, epochs: Epochs) -> Trained:
         """Return a row's network and optimizer."""
         import dgc
 
-        made = self.composition(task, pace)
+        made = self.composition(task, epochs)
         inner = task.optimizer(network.parameters())
         if made.memory.holds_momentum:
             inner = dgc.DGCSGD(network.parameters(), task.lr, 0.9, weight_decay=1e-4)
         ours = dgc.DistributedOptimizer(
-            inner, network.named_parameters(), made, engine, steps_per_epoch=pace.steps
+            inner, network.named_parameters(), made, engine, steps_per_epoch=epochs.steps
         )
         return Trained(network, ours, lambda: ours.reducer.progress.sent)
 
@@ -119,11 +119,11 @@ class Compressed:
 class Movement(Compressed):
     """The same on the steps that each rank's own optimizer takes, in place of gradients."""
 
-    def has_residual(self, task: Task) -> bool:
+    def keeps_residual_only(self, task: Task) -> bool:
         """Always: the momentum is the optimizer's."""
         return True
 
-    def trained(self, task: Task, network: nn.Module, engine: Engine, pace: Pace) -> Trained:
+    def trained(self, task: Task, network: nn.Module, engine: Engine, epochs: Epochs) -> Trained:
         """Return a row's network and optimizer."""
         from torch.optim import SGD
 
@@ -131,7 +131,7 @@ class Movement(Compressed):
 
         parameters = list(network.parameters())
         inner, outer = task.optimizer(parameters), SGD(parameters, 1.0)
-        made = self.composition(task, pace)
+        made = self.composition(task, epochs)
         ours = dgc.LocalSteps(
             inner,
             outer,
@@ -139,7 +139,7 @@ class Movement(Compressed):
             made,
             engine,
             every=1,
-            steps_per_epoch=pace.steps,
+            steps_per_epoch=epochs.steps,
         )
         return Trained(network, ours, lambda: ours.reducer.progress.sent)
 
@@ -165,7 +165,7 @@ class Local:
 
         return dgc.LocalSteps
 
-    def trained(self, task: Task, network: nn.Module, engine: Engine, pace: Pace) -> Trained:
+    def trained(self, task: Task, network: nn.Module, engine: Engine, epochs: Epochs) -> Trained:
         """Return a row's network and optimizer."""
         from torch.optim import SGD
 
@@ -182,7 +182,7 @@ class Local:
             made,
             engine,
             EVERY,
-            steps_per_epoch=pace.steps,
+            steps_per_epoch=epochs.steps,
         )
         return Trained(network, ours, lambda: ours.reducer.progress.sent, ours.agreed_parameters)
 

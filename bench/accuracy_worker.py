@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.accuracy_rows import ROWS, Hooked, Pace
+from bench.accuracy_rows import ROWS, Epochs, Hooked
 from bench.accuracy_tasks import TASKS, test_loader
 
 if TYPE_CHECKING:
@@ -35,12 +35,12 @@ class Recipe:
         batch: Samples per worker and step.
         lr: The highest learning rate.
         epochs: Number of epochs.
+        warmup: Epochs in which the density of compressed rows falls.
         every: Steps between two evaluations.
         test: The first so many test samples are evaluated.
         target: A quality at which training ends; None: at the end of the epochs.
-        limited: Steps, at least, that are trained at the rate of the links. Later ones are trained
-            without a limit, and each counts as long as those took in the mean; None: all.
-        warmup: Epochs in which the density of compressed rows falls.
+        limited: Steps that are trained at the rate of the links. Later ones are trained without a
+            limit, and each counts as long as those took in the mean; None: all are.
     """
 
     row: str
@@ -50,11 +50,11 @@ class Recipe:
     batch: int
     lr: float
     epochs: int
+    warmup: int
     every: int
     test: int
     target: float | None = None
     limited: int | None = None
-    warmup: int = 2
 
 
 class Training:
@@ -64,6 +64,11 @@ class Training:
         recipe: What to train.
         engine: Of the worker.
         lift: Takes the limit of the links away; a collective.
+
+    Attributes:
+        steps: Made so far.
+        seconds: That they took, or count as.
+        per_step: Seconds that a further step counts as; None: those that it takes.
     """
 
     def __init__(
@@ -82,10 +87,11 @@ class Training:
         self.test = test_loader(data['test'], recipe.test, rank, size)
         torch.manual_seed(SEED)
         network = self.task.network().train()
-        pace = Pace(len(self.loader), recipe.warmup)
-        self.trained = self.row.trained(self.task, network, engine, pace)
+        epochs = Epochs(len(self.loader), recipe.warmup)
+        self.trained = self.row.trained(self.task, network, engine, epochs)
         torch.manual_seed(SEED + rank)  # augmentation
-        self.steps = 0
+        self.steps, self.seconds = 0, 0.0
+        self.per_step: float | None = None
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the batches of all epochs."""
@@ -95,19 +101,26 @@ class Training:
 
     def curve(self) -> Iterator[dict[str, float]]:
         """Train; yield steps, seconds of training and quality after each ``every`` steps."""
-        batches, seconds, pace = self.batches(), 0.0, None
+        batches = self.batches()
         total = len(self.loader) * self.recipe.epochs
         while self.steps < total:
-            count = min(self.recipe.every, total - self.steps)
-            taken = self.train(batches, count)
-            seconds += taken if pace is None else count * pace
+            self.advance(batches, min(self.recipe.every, total - self.steps))
             quality = self.quality()
-            yield {'steps': self.steps, 'seconds': seconds, 'quality': quality}
+            yield {'steps': self.steps, 'seconds': self.seconds, 'quality': quality}
             if self.recipe.target is not None and self.task.reaches(quality, self.recipe.target):
                 return
-            if pace is None and self.steps >= (self.recipe.limited or total):
-                pace = seconds / self.steps
+
+    def advance(self, batches: Iterator[tuple[Tensor, Tensor]], count: int) -> None:
+        """Make some steps; take the limit away after the last one that is trained with it."""
+        limited = count if self.recipe.limited is None else self.recipe.limited - self.steps
+        if timed := min(count, max(limited, 0)):
+            self.seconds += self.train(batches, timed)
+        if rest := count - timed:
+            if self.per_step is None:
+                self.per_step = self.seconds / self.steps
                 self.lift()
+            self.train(batches, rest)
+            self.seconds += rest * self.per_step
 
     def train(self, batches: Iterator[tuple[Tensor, Tensor]], count: int) -> float:
         """Make some steps; return their seconds."""
@@ -175,7 +188,8 @@ def main(path: str) -> None:
         if engine.rank == 0:
             reached = f'{point["quality"]:.3f}{training.task.unit}'
             print(f'step {point["steps"]}: {point["seconds"]:.0f} s, {reached}', flush=True)
-            found = {'curve': points, 'megabytes': training.megabytes(), 'limited': recipe.limited}
+            limited = None if training.per_step is None else recipe.limited
+            found = {'curve': points, 'megabytes': training.megabytes(), 'limited': limited}
             write_json(answer, found)
     engine.barrier()
     engine.close()

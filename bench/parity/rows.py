@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from bench.parity.workloads import DENSITIES, Settings, Workload
+from bench.parity.workloads import Settings, Workload
 from tools.harness.algorithms import DENSE, is_sparse, table
 from tools.harness.cli import check_name
 
@@ -14,8 +14,9 @@ ALL = 'all'  # name of a group: the whole table
 REPEATED = (DENSE, 'dgc')  # rows that are trained with --seeds seeds, the others with --other-seeds
 # Before the files of local steps, which have no clipping of gradients, as a model's files may have.
 UNCLIPPED = ('configs/dense/sgd.py',)
-# What is compressed under them: config files that come last and settings, by name; see ADAPTIVE.
+DENSITIES = (0.001, 0.01, 0.05)  # of the rows for optimizers with two moments, such as AdamW
 FIRST_MOMENT = ('configs/optim/first_moment.py',)
+# What these rows compress: config files that come last, and settings; see ADAPTIVE.
 COMPRESSED: dict[str, tuple[tuple[str, ...], Settings]] = {
     'residual': ((), {}),
     'moment': (FIRST_MOMENT, {}),
@@ -61,11 +62,11 @@ def adaptive() -> dict[str, Row]:
     """
     found = {}
     for density in DENSITIES:
-        for memory, (after, settings) in COMPRESSED.items():
+        for what, (after, settings) in COMPRESSED.items():
             for start in ('', '-cold'):
-                if start and memory != 'residual':  # which says what the warm-up does
+                if start and what != 'residual':  # which says what the warm-up does
                     continue
-                name = f'{memory}-{density:g}{start}'
+                name = f'{what}-{density:g}{start}'
                 own = {**settings, 'train.compression.compress_ratio': density}
                 if start:
                     own |= {'train.compression.warmup_epochs': 0}
@@ -83,10 +84,8 @@ LOCAL_VARIANTS = {
     'diloco-int4': ('quantized-diloco', 'configs/diloco/int4.py'),
     'diloco-fp4': ('quantized-diloco', 'configs/diloco/fp4.py'),
 }
-VARIANTS = {
-    'dgc-memory16': ('dgc', 'configs/dgc/wm5.py', 'configs/dgc/memory16.py'),
-    **LOCAL_VARIANTS,
-}
+VARIANTS = {'dgc-memory16': ('dgc',), **LOCAL_VARIANTS}
+AFTER = {'dgc-memory16': ('configs/dgc/memory16.py',)}  # the last files of a variant
 LOCAL = (
     *('diloco', 'quantized-diloco', 'streaming-diloco', 'sparse-loco', 'muloco', 'zero-one-adam'),
     *LOCAL_VARIANTS,
@@ -132,6 +131,7 @@ def algorithm(name: str) -> Row:
     return Row(
         name,
         (*(UNCLIPPED if is_local else ()), *(files or found.configs)),
+        AFTER.get(name, ()),
         compresses=found.has_density,
         has_indices=found.has_density and (has_server or is_sparse(found.composition())),
         has_server=has_server,

@@ -99,7 +99,6 @@ CIFAR: Settings = {
     'train.warmup_lr_epochs': 1,
 }
 ADAMW = ('configs/optim/adamw.py',)
-DENSITIES = (0.001, 0.01, 0.05)  # of rows for optimizers with two moments, such as AdamW
 MOMENTS: Settings = {'train.averaging.moments': {'exp_avg': 30, 'exp_avg_sq': 30}}
 # In the last of its stages, which is reached within the run.
 ZERO_ONE: Settings = {'train.averaging.every': 8}
@@ -110,8 +109,6 @@ DIGITS_ROWS: dict[str, Settings] = {
     'random-k': {'train.compression.compress_ratio': 0.1, 'train.optimizer.lr': 0.1},
 }
 GPT_ROWS: dict[str, Settings] = {
-    # The rate of one worker, here that of the dense row, which is multiplied by four workers.
-    **{f'movement-{density:g}': {'train.optimizer.lr': 0.004} for density in DENSITIES},
     # The variance is frozen when the learning rate has risen, after an epoch.
     'one-bit-adam': {'train.compression.freeze_step': 245, 'train.optimizer.lr': 0.001},
     'zero-one-adam': {'train.optimizer.lr': 0.001},

@@ -1,6 +1,6 @@
 """Each rank takes the steps of its own Adam or AdamW, and these are compressed and averaged.
 
-Use after adam.py or adamw.py. The learning rate is that of one worker.
+Use after a composition's files and adam.py or adamw.py. The learning rate is that of one worker.
 """
 
 from dgc.memory import Residual

@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 import dgc
 from bench.accuracy import parse, recipe, seconds_to, table
-from bench.accuracy_rows import ROWS, Compressed, Hooked, Pace
+from bench.accuracy_rows import ROWS, Compressed, Epochs, Hooked
 from bench.accuracy_tasks import TASKS
 from bench.accuracy_worker import Recipe, Training
 from tools.harness.workloads import WORKLOADS, make_model
@@ -104,7 +104,7 @@ def test_rows_end_at_the_target_only_where_they_are_looked_at_often(tmp_path):
 def test_densities_fall_for_two_epochs(name, task):
     def make(engine):
         network = make_model(WORKLOADS['digits'])
-        return ROWS[name].trained(TASKS[task], network, engine, Pace(5)).optimizer
+        return ROWS[name].trained(TASKS[task], network, engine, Epochs(5, warmup=2)).optimizer
 
     (ours,) = dgc.simulate(1, make)
     densities = {
@@ -144,7 +144,7 @@ class Digits(type(TASKS['vgg16'])):
 def test_every_row_trains_and_all_ranks_see_the_same_quality(monkeypatch, name, is_adaptive):
     fields = {**vars(TASKS['vgg16']), 'is_adaptive': is_adaptive, 'lr': 0.01}
     monkeypatch.setitem(TASKS, 'vgg16', Digits(**fields))
-    of_row = Recipe(name, 'vgg16', '', SAMPLES, 5, 0.01, epochs=16, every=16, test=100)
+    of_row = Recipe(name, 'vgg16', '', SAMPLES, 5, 0.02, epochs=16, warmup=2, every=16, test=100)
 
     def work(engine):
         training = Training(of_row, engine)
@@ -161,7 +161,7 @@ def test_every_row_trains_and_all_ranks_see_the_same_quality(monkeypatch, name, 
 
 def test_steps_after_the_limited_ones_count_as_long_as_those(monkeypatch):
     monkeypatch.setitem(TASKS, 'vgg16', Digits(**{**vars(TASKS['vgg16']), 'lr': 0.01}))
-    of_row = Recipe('dgc', 'vgg16', '', SAMPLES, 5, 0.01, epochs=6, every=4, test=100, limited=6)
+    of_row = Recipe('dgc', 'vgg16', '', SAMPLES, 5, 0.01, 6, 1, every=4, test=100, limited=6)
     lifted: list[int] = []
 
     def work(engine):
@@ -169,12 +169,45 @@ def test_steps_after_the_limited_ones_count_as_long_as_those(monkeypatch):
         return list(training.curve())
 
     (curve,) = dgc.simulate(1, work)
-    assert lifted == [8]  # at the first evaluation after six steps
+    assert lifted == [6]
+    assert [each['steps'] for each in curve[:2]] == [4, 8]
     pace = curve[1]['seconds'] / 8
-    assert curve[0]['seconds'] < curve[1]['seconds']
-    assert [each['seconds'] for each in curve[2:]] == pytest.approx(
-        [pace * each['steps'] for each in curve[2:]]
+    assert [each['seconds'] for each in curve[1:]] == pytest.approx(
+        [pace * each['steps'] for each in curve[1:]]
     )
+    assert curve[0]['seconds'] != pytest.approx(4 * pace, rel=1e-9)
+
+
+@pytest.mark.parametrize('limited', [None, 24, 100])
+def test_without_later_steps_the_limit_stays(monkeypatch, limited):
+    monkeypatch.setitem(TASKS, 'vgg16', Digits(**{**vars(TASKS['vgg16']), 'lr': 0.01}))
+    of_row = Recipe('dgc', 'vgg16', '', SAMPLES, 5, 0.01, 3, 1, every=12, test=100, limited=limited)
+    lifted: list[int] = []
+
+    def work(engine):
+        training = Training(of_row, engine, lambda: lifted.append(training.steps))
+        return [each['steps'] for each in training.curve()], training.per_step
+
+    assert dgc.simulate(1, work) == [([12, 24], None)]
+    assert not lifted
+
+
+def test_the_rate_and_the_warm_up_of_the_command_line_are_trained(monkeypatch, tmp_path):
+    (tmp_path / 'cifar-10-batches-py').mkdir()
+    words = ['--root', str(tmp_path), '--task', 'vgg16', '--lr', '0.3', '--warmup', '1']
+    asked = recipe('dgc', parse(words))
+    monkeypatch.setitem(TASKS, 'vgg16', Digits(**{**vars(TASKS['vgg16']), 'lr': 0.01}))
+
+    def work(engine):
+        training = Training(replace(asked, root='', samples=SAMPLES, batch=5), engine)
+        (bucket, *_) = training.trained.optimizer.reducer.buckets
+        schedule = bucket.spec.schedule
+        steps = len(training.loader)
+        return (training.task.lr, schedule.at(steps - 1, steps), schedule.at(steps, steps))
+
+    ((lr, before, after),) = dgc.simulate(1, work)
+    assert lr == 0.3
+    assert before > after == pytest.approx(0.001)
 
 
 def test_the_table_marks_seconds_that_were_continued():
@@ -182,4 +215,4 @@ def test_the_table_marks_seconds_that_were_continued():
     rows = [{'name': 'ddp', 'seconds': 20.0, 'megabytes': 12.5, 'limited': 7, **about}]
     _, ddp, note = table(rows).splitlines()
     assert ddp.split()[:3] == ['ddp', '20', 's*']
-    assert note == '* ddp: 7 steps at the rate, the others counted as long'
+    assert note == '* ddp: 7 steps at the rate, its later steps counted as long'

@@ -48,6 +48,7 @@ LOW = [row for row in GROUPS['low-communication'] if row not in (*PUBLISHED, *AD
 OTHERS = ['threshold-v', 'chunk', 'random-k', 'sign-sgd', 'signum', 'qsgd', 'mgwfbp', 'asgd']
 OTHERS += ['async-diloco']
 CELLS += [(name, row) for name in ('digits', 'gpt-adamw') for row in (*LOW, *OTHERS)]
+CELLS += [(name, 'dgc-memory16') for name in ('resnet20', 'imdb', 'gpt-adamw')]
 
 
 @pytest.mark.parametrize(('name', 'row'), CELLS)
@@ -73,6 +74,9 @@ def test_every_cell_of_the_table_can_be_built(name, row, tmp_path):
         assert memory == ('FirstMoment' if row.startswith('moment') else 'Residual')
         averages = type(configs.train.averaging.build()).__name__
         assert averages == ('OuterSteps' if row.startswith('movement') else 'EveryStep')
+        assert not configs.train.scale_lr  # so that the rate is the same with either
+    if row == 'dgc-memory16':
+        assert composition.memory.dtype == torch.bfloat16
 
 
 def test_groups_have_the_methods_of_the_table():

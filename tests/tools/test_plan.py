@@ -171,6 +171,10 @@ class TestRounds:
         waited = self.seconds(Rounds(5, fragments=2, delay=2), 1.0)
         assert waited == pytest.approx(1 + 1 + (0.5 + 2 * (4.5 - 4) + 2) / 5)
 
+    def test_no_more_than_the_steps_of_a_round_hide_what_travels(self):
+        found = self.seconds(Rounds(4, fragments=3, delay=2), 1.0)
+        assert found == pytest.approx(1 + 1 + (0.5 + (9 - 4 * 2) + 2) / 4)
+
     def test_rounds_of_one_step_cost_the_whole_exchange(self):
         assert self.seconds(Rounds(1), 10.0) == pytest.approx(10 + 1 + 9.5 + 2)
 
@@ -179,8 +183,12 @@ class TestRounds:
     ('averaging', 'expected'),
     [
         (EveryStep(), None),
-        (OuterSteps(every=20), Rounds(20)),
-        (StreamingOuterSteps(every=20, fragments=4, delay=3), Rounds(20, 4, 3)),
+        (OuterSteps(every=20, after=7), Rounds(20, 1, 0, 0.9, True, 7)),
+        (OuterSteps(every=20, lr=1.0, momentum=0.0, nesterov=False), Rounds(20)),
+        (StreamingOuterSteps(every=20, fragments=4, delay=3), Rounds(20, 4, 3, 0.9, True)),
+        (OuterSteps(every=0), 'averaging.every is at least 1, got 0'),
+        (StreamingOuterSteps(fragments=0), 'averaging.fragments is at least 1, got 0'),
+        (StreamingOuterSteps(every=5, delay=5), 'averaging.delay is at least 0 and below every'),
         (OuterSteps(moments={'exp_avg': 60}), 'averages of moments'),
         (MomentumSums(), 'steps of ZeroOneAdam'),
     ],
@@ -201,6 +209,12 @@ def test_only_the_own_composition_exchanges_movements(name):
     }
     assert {*training_exchanges()} < {each.name for each in compared.candidates}
     assert 'movements of 30 local steps' in compared.notes[0]
+
+
+def test_the_buckets_of_fragments_are_planned():
+    compared = comparison(ALGORITHMS['streaming-diloco'].make, Rounds(30, 3, 5, after=9))
+    assert compared.own().planner.count == 3
+    assert 'the first 9 steps' in compared.notes[0]
 
 
 def tiny(sparse: bool) -> Measured:

@@ -14,7 +14,8 @@ from dgc.planner import Plan, PlanRequest
 from dgc.schedule import DensitySchedule
 from tools.harness.algorithms import compositions, training_exchanges
 from tools.plan import __main__ as command
-from tools.plan import check, report
+from tools.plan import check, report, run
+from tools.plan.compositions import comparison
 from tools.plan.measure import Bench
 from tools.plan.report import Prediction
 
@@ -254,6 +255,10 @@ class TestCommand:
             ([*STACK, 'configs/zeroone/adam.py'], 'steps of ZeroOneAdam are not predicted'),
             ([*STACK, 'configs/diloco/desloc.py'], 'averages of moments are not predicted'),
             ([*STACK, 'configs/diloco/diloco.py', '--timeline'], 'your stack has local steps'),
+            (
+                [*STACK, 'configs/streaming/diloco.py', '--configs.train.averaging.fragments', '9'],
+                'fragments must be 1 to',
+            ),
             ([*STACK, '--check', 'nowhere.json'], '--check: nowhere.json is no table'),
             (['--check', 'x', '--workers', '4'], '--workers has no effect without a stack'),
             (
@@ -337,3 +342,27 @@ class TestCommand:
         assert cells[0]['predicted'] == pytest.approx(1155, rel=0.1)  # 144,040 bytes, and 5 ms
         assert cells[0]['error'] == pytest.approx(cells[0]['predicted'] / 1200 - 1)
         assert cells[2]['predicted'] > 5
+
+    def test_local_steps_are_planned(self, host, tmp_path, monkeypatch):
+        """36,010 elements in a round of 30 steps, at 1 Mbit/s."""
+        monkeypatch.setattr(run, 'comparison', alone)
+        words = [*STACK, '--workers', '2', '--bandwidths', '1mbit', '--calibration', host]
+        words += ['--latency', '0', '--json', str(tmp_path / 'plan.json')]
+        ms = {}
+        for file in ('diloco/diloco', 'streaming/diloco', 'sparseloco/sparseloco'):
+            assert command.main([*words, f'--configs=configs/{file}.py']) == 0
+            plan = json.loads((tmp_path / 'plan.json').read_text())
+            (cell,) = plan['predictions']
+            inner = plan['backward_ms'] + plan['optimizer_ms']['yours']
+            assert plan['outer_ms']['yours'] > 0
+            ms[file] = cell['ms'] - inner
+        sent = 1e3 * 36_010 * 32 / 1e6 / 30  # ms of a step, by a ring of two
+        assert sent < ms['diloco/diloco'] < 1.5 * sent
+        assert ms['streaming/diloco'] < ms['diloco/diloco']
+        assert ms['sparseloco/sparseloco'] < ms['diloco/diloco'] / 5
+
+
+def alone(stack, rounds):
+    """Only the composition of the stack is compared."""
+    found = comparison(stack, rounds)
+    return found._replace(candidates=[each for each in found.candidates if each.name == 'yours'])

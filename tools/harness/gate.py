@@ -1,8 +1,8 @@
 """A gate: workers wait until the program that started them has changed the links.
 
 Initial weights are sent once. On a slow link that would take as long as many steps, so the workers
-start on fast links. A gate is a folder that both the workers and the program that starts them see;
-a folder may hold several, of different names.
+start on fast links. A gate is a name in a folder that both the workers and the program that starts
+them see.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from dgc.compressors import Dense, SampledTopK
 from dgc.engines import LocalEngine
 from dgc.engines.group import Group
 from dgc.exchanges import AllReduce, Exchange, Hierarchical
-from dgc.planner import BySize, Plan
+from dgc.planner import BySize, Fragments, Plan
 from dgc.sparse import Payload
 from tools.harness.algorithms import (
     DENSE,
@@ -81,12 +81,16 @@ def comparison(stack: Make, rounds: Rounds | None = None) -> Comparison:
         )
         base = by_size(base)
     own = base().exchange
+    if rounds is not None and rounds.after:
+        notes.append(f'the first {rounds.after} steps each end with an exchange: not predicted')
     if rounds is not None or compresses(base()):
-        candidates.append(Candidate(YOURS, base, rounds=rounds))
+        mine = base if rounds is None else in_fragments(base, rounds.fragments)
+        candidates.append(Candidate(YOURS, mine, rounds=rounds))
     if rounds is not None or not has_density(base()):
         lacking = 'has no density' if compresses(base()) else 'is dense'
         if rounds is not None:
-            lacking = f'exchanges movements of {rounds.every} local steps'
+            steps = 'single steps' if rounds.every == 1 else f'{rounds.every} local steps'
+            lacking = f'exchanges movements of {steps}'
         notes.append(
             f'your stack {lacking}: compared with Deep Gradient Compression at {DENSITY:.1%}, with '
             '8-bit values and packed indices'
@@ -141,6 +145,13 @@ def without_machines(make: Make) -> Make:
 def by_size(make: Make) -> Make:
     """The same composition with the planner that measures nothing."""
     return lambda: replace(make(), planner=BySize())
+
+
+def in_fragments(make: Make, fragments: int) -> Make:
+    """The same composition with the buckets of a model that is divided into fragments."""
+    if fragments == 1:
+        return make
+    return lambda: replace(made := make(), planner=Fragments(made.planner, fragments))
 
 
 def unfit(exchange: Exchange, workers: int) -> str:

@@ -16,6 +16,7 @@ from tools.plan.compositions import Candidate, Make, unfit
 from tools.plan.counts import growth
 from tools.plan.path import dense_line, sparse_line
 from tools.plan.predict import Growth, Measured, Part
+from tools.plan.rounds import Rounds
 from tools.plan.subject import Subject
 
 BATCHES = 9
@@ -57,7 +58,7 @@ class Bench:
             self.growth(candidate.make) if sparse else Growth({}),
             composition.always_sparse,
             candidate.rounds,
-            self.outer() if candidate.rounds is not None else 0.0,
+            0.0 if candidate.rounds is None else self.outer(candidate.rounds),
         )
 
     def growth(self, make: Make) -> Growth:
@@ -69,10 +70,11 @@ class Bench:
         optimizer = self.subject.optimizer(composition)
         return self._seconds(type(optimizer).__name__, optimizer)
 
-    def outer(self) -> float:
-        """Seconds of an outer optimizer's update: SGD with Nesterov's momentum."""
-        outer = SGD(self.subject.model.parameters(), 0.7, 0.9, nesterov=True)
-        return self._seconds('outer', outer)
+    def outer(self, rounds: Rounds) -> float:
+        """Seconds of an update of the outer SGD."""
+        parameters = self.subject.model.parameters()
+        outer = SGD(parameters, 1.0, rounds.momentum, nesterov=rounds.nesterov)
+        return self._seconds(f'outer, momentum {rounds.momentum:g}', outer)
 
     def _seconds(self, name: str, optimizer: Optimizer) -> float:
         """Seconds of an update of an optimizer, measured once for each name."""

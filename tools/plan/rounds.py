@@ -17,19 +17,25 @@ class Rounds:
         every: H, inner steps of a round, which exchanges each movement once.
         fragments: F, parts of the model that are exchanged at different times.
         delay: τ, inner steps while a fragment travels.
+        momentum, nesterov: Of the outer SGD.
+        after: So many first steps each end with an exchange; they are not predicted.
     """
 
     every: int
     fragments: int = 1
     delay: int = 0
+    momentum: float = 0.0
+    nesterov: bool = False
+    after: int = 0
 
     def share(
         self, buckets: Sequence[BucketTimes], alone: float, outer: float, pipelined: bool
     ) -> float:
         """Return what a round adds to each of its steps, in seconds.
 
-        All movements are there when an exchange begins. The processor time of the buckets is never
-        hidden: it is taken from the core that computes the inner steps.
+        All movements are there when an exchange begins. Fragments share one link, so at most all
+        steps of a round hide what travels. The processor time of the buckets is never hidden: it is
+        taken from the core that computes the inner steps.
 
         Args:
             buckets: All of the model, each ready at 0.
@@ -38,8 +44,8 @@ class Rounds:
             pipelined: As in ``dgc.timeline.end``.
         """
         work = float(sum(each.processor + each.moving for each in buckets))
-        travel = max(end(buckets, 0.0, pipelined) - work, 0.0) / self.fragments
-        waited = self.fragments * max(travel - self.delay * alone, 0.0)
+        hidden = min(self.fragments * self.delay, self.every) * alone
+        waited = max(end(buckets, 0.0, pipelined) - work - hidden, 0.0)
         return (work + waited + outer) / self.every
 
 
@@ -57,6 +63,17 @@ def rounds_of(averaging: Averaging) -> Rounds | None:
         raise ValueError(
             'averages of moments are not predicted: leave out configs.train.averaging.moments'
         )
+    fragments, delay = 1, 0
     if isinstance(averaging, StreamingOuterSteps):
-        return Rounds(averaging.every, averaging.fragments, averaging.delay)
-    return Rounds(averaging.every)
+        fragments, delay = averaging.fragments, averaging.delay
+    if averaging.every < 1:
+        raise ValueError(f'configs.train.averaging.every is at least 1, got {averaging.every}')
+    if fragments < 1:
+        raise ValueError(f'configs.train.averaging.fragments is at least 1, got {fragments}')
+    if not 0 <= delay < averaging.every:
+        raise ValueError(
+            f'configs.train.averaging.delay is at least 0 and below every = {averaging.every}, got '
+            f'{delay}'
+        )
+    outer = averaging.momentum, averaging.nesterov
+    return Rounds(averaging.every, fragments, delay, *outer, averaging.after)

@@ -64,7 +64,10 @@ def stack(configs: Config) -> tuple[Subject, Comparison]:
         if not isinstance(configs.train.compression.build(), Composition):
             raise ValueError('asynchronous training is not predicted: leave out configs/dgs/')
         rounds = rounds_of(configs.train.averaging.build())
-        return of_stack(configs), comparison(configs.train.compression.build, rounds)
+        subject, compared = of_stack(configs), comparison(configs.train.compression.build, rounds)
+        own = compared.own()
+        own.planner.plan(subject.request(own))  # more fragments than layers are refused
+        return subject, compared
     except (ConfigError, DatasetError, ValueError, TypeError) as error:
         raise Refused(str(error)) from error
 
@@ -101,6 +104,7 @@ def plan(
     return {
         'backward_ms': 1e3 * bench.step.backward,
         'optimizer_ms': {each.name: 1e3 * each.optimizer for each in measured},
+        'outer_ms': {each.name: 1e3 * each.outer for each in measured if each.rounds},
         'predictions': report.rows(predictions, host.error),
     }
 
