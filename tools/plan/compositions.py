@@ -86,13 +86,9 @@ def comparison(stack: Make, rounds: Rounds | None = None) -> Comparison:
     if rounds is not None or compresses(base()):
         mine = base if rounds is None else in_fragments(base, rounds.fragments)
         candidates.append(Candidate(YOURS, mine, rounds=rounds))
-    if rounds is not None or not has_density(base()):
-        lacking = 'has no density' if compresses(base()) else 'is dense'
-        if rounds is not None:
-            steps = 'single steps' if rounds.every == 1 else f'{rounds.every} local steps'
-            lacking = f'exchanges movements of {steps}'
+    if reason := unlike_others(base(), rounds):
         notes.append(
-            f'your stack {lacking}: compared with Deep Gradient Compression at {DENSITY:.1%}, with '
+            f'your stack {reason}: compared with Deep Gradient Compression at {DENSITY:.1%}, with '
             '8-bit values and packed indices'
         )
         base = packed
@@ -102,6 +98,16 @@ def comparison(stack: Make, rounds: Rounds | None = None) -> Comparison:
         if base is packed or identity(own) != identity(exchange())
     ]
     return Comparison(candidates, notes)
+
+
+def unlike_others(composition: Composition, rounds: Rounds | None) -> str:
+    """Why a stack is not compared at its own density, after 'your stack'; '' if it is."""
+    if rounds is not None:
+        steps = 'single steps' if rounds.every == 1 else f'{rounds.every} local steps'
+        return f'exchanges movements of {steps}'
+    if has_density(composition):
+        return ''
+    return 'has no density' if compresses(composition) else 'is dense'
 
 
 def compresses(composition: Composition) -> bool:
