@@ -122,7 +122,7 @@ def planned(
         **workload.settings,
         **(workload.compressed if row.compresses else {}),
         **(workload.local if row.is_local else {}),
-        **(workload.own_rule if row.has_own_rule else {}),
+        **(workload.own_rule if row.has_own_rule else workload.optimizer_settings),
         **row.settings,
         **workload.rows.get(row.name, {}),
     }

@@ -70,7 +70,8 @@ class Workload:
         optimizer: Config files of another optimizer than SGD. They come after those of an
             algorithm, unless it has a rule of its own.
         after: Config files that come after those.
-        own_rule: More settings, of algorithms that are trained without those files.
+        optimizer_settings: More settings, of algorithms that are trained with those files.
+        own_rule: More settings, of algorithms that are trained without them.
         local: More settings, of algorithms with local steps.
         rows: More settings of single rows, by name.
     """
@@ -83,6 +84,7 @@ class Workload:
     dense: tuple[str, ...] = ()
     optimizer: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+    optimizer_settings: Settings = field(default_factory=dict)
     own_rule: Settings = field(default_factory=dict)
     local: Settings = field(default_factory=dict)
     rows: Mapping[str, Settings] = field(default_factory=dict)
@@ -110,7 +112,7 @@ DIGITS_ROWS: dict[str, Settings] = {
 }
 GPT_ROWS: dict[str, Settings] = {
     # The variance is frozen when the learning rate has risen, after an epoch.
-    'one-bit-adam': {'train.compression.freeze_step': 245, 'train.optimizer.lr': 0.001},
+    'one-bit-adam': {'train.compression.freeze_step': 980, 'train.optimizer.lr': 0.001},
     'zero-one-adam': {'train.optimizer.lr': 0.001},
     # About 1 % of the elements at first; none is as large as on the digits.
     'threshold-v': {'train.compression.compressor.threshold': 0.02},
@@ -188,16 +190,18 @@ WORKLOADS: dict[str, Workload] = {
         settings={
             'dataset.path': '{data}/tinyshakespeare/input.txt',
             'train.num_epochs': 3,
-            'train.batch_size': 8,
+            'train.batch_size': 2,
         },
         compressed={
             **PACKED,
             'train.compression.warmup_epochs': 0,
-            'train.compression.warmup_steps': 150,
+            'train.compression.warmup_steps': 600,  # of 2,940
         },
         optimizer=ADAMW,
         after=('configs/rate/cosine.py',),
+        optimizer_settings={'train.optimizer.lr': 0.002},
         own_rule={'train.scale_lr': False},
+        local={'train.averaging.every': 15},
         rows=GPT_ROWS,
     ),
     'speech': Workload(

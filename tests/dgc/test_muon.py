@@ -11,6 +11,7 @@ from torch import nn
 import dgc
 from dgc.memory import Residual
 from dgc.optim import MuonAndAdamW
+from dgc.optim.muon import Float32Products
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.optim, 'Muon'), reason='Muon came with torch 2.9')
 
@@ -41,16 +42,23 @@ def equal(one, other) -> bool:
     return all(a.equal(b) for a, b in zip(one, other, strict=True))
 
 
-def test_it_is_muon_for_matrices_and_adamw_for_the_rest():
-    one, two = network(), network()
-    matrices = [p for p in two.parameters() if p.dim() == 2]
-    rest = [p for p in two.parameters() if p.dim() != 2]
-    separate = [
+def separate(model: nn.Module) -> list[torch.optim.Optimizer]:
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    rest = [p for p in model.parameters() if p.dim() != 2]
+    return [
         torch.optim.Muon(matrices, lr=RATE, weight_decay=0.1, adjust_lr_fn='match_rms_adamw'),
         torch.optim.AdamW(rest, lr=RATE, weight_decay=0.1, betas=(0.9, 0.95)),
     ]
-    combined = [MuonAndAdamW(one.parameters(), RATE)]
-    assert equal(train(one, combined, range(4)), train(two, separate, range(4)))
+
+
+def test_it_is_muon_for_matrices_and_adamw_for_the_rest():
+    one, two, plain = network(), network(), network()
+    found = train(one, [MuonAndAdamW(one.parameters(), RATE)], range(4))
+    with Float32Products():
+        assert equal(found, train(two, separate(two), range(4)))
+    # Without it, products are rounded to the 8 bits of bfloat16 elsewhere.
+    for a, b in zip(found, train(plain, separate(plain), range(4)), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=RATE / 16)
 
 
 def test_names_leave_the_ends_of_a_network_to_adamw():
@@ -125,3 +133,24 @@ def test_ranks_step_on_their_mean(density):
         optimizer.step()
     for ours, plain in zip(first, model.parameters(), strict=True):
         torch.testing.assert_close(ours, plain.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_products_of_bfloat16_matrices_are_computed_in_float32():
+    a, b = torch.randn(2, 8, 8).bfloat16()
+    with Float32Products():
+        product, added = a @ b, torch.addmm(a, a, b, beta=0.5, alpha=2.0)
+        others = a.double() @ b.double(), torch.addmm(input=a, mat1=a, mat2=b), a + b
+    assert product.equal((a.float() @ b.float()).bfloat16())
+    assert added.equal((0.5 * a.float() + 2 * (a.float() @ b.float())).bfloat16())
+    assert [each.dtype for each in others] == [torch.float64, torch.bfloat16, torch.bfloat16]
+    assert others[2].equal(a + b)
+
+
+def test_all_products_of_muon_are_computed_in_float32(monkeypatch):
+    counted = []
+    convert = torch.Tensor.float
+    monkeypatch.setattr(torch.Tensor, 'float', lambda x: counted.append(x.shape) or convert(x))
+    model = nn.Linear(6, 8)
+    model(torch.ones(1, 6)).sum().backward()
+    MuonAndAdamW(model.parameters(), RATE).step()
+    assert len(counted) == 5 * (2 + 3 + 3)  # iterations: A·Aᵀ, and two sums of a product
