@@ -116,6 +116,35 @@ class Compressed:
         return Trained(network, ours, lambda: ours.reducer.progress.sent)
 
 
+def with_outer_steps(
+    wrap: Callable[..., LocalSteps],
+    lr: float,
+    momentum: float,
+    task: Task,
+    network: nn.Module,
+    engine: Engine,
+    epochs: Epochs,
+) -> Trained:
+    """Return a network whose ranks average what the task's optimizer has moved them by.
+
+    Args:
+        wrap: Makes the optimizer, of two optimizers and the network's parameters.
+        lr, momentum: Of the outer SGD; with a momentum it is Nesterov's.
+        task, network, engine, epochs: Of the row.
+    """
+    from torch.optim import SGD
+
+    parameters = list(network.parameters())
+    ours = wrap(
+        task.optimizer(parameters),
+        SGD(parameters, lr, momentum, nesterov=momentum > 0),
+        network.named_parameters(),
+        engine=engine,
+        steps_per_epoch=epochs.steps,
+    )
+    return Trained(network, ours, lambda: ours.reducer.progress.sent, ours.agreed_parameters)
+
+
 class Movement(Compressed):
     """The same on the steps that each rank's own optimizer takes, in place of gradients."""
 
@@ -125,23 +154,11 @@ class Movement(Compressed):
 
     def trained(self, task: Task, network: nn.Module, engine: Engine, epochs: Epochs) -> Trained:
         """Return a row's network and optimizer."""
-        from torch.optim import SGD
-
         import dgc
 
-        parameters = list(network.parameters())
-        inner, outer = task.optimizer(parameters), SGD(parameters, 1.0)
         made = self.composition(task, epochs)
-        ours = dgc.LocalSteps(
-            inner,
-            outer,
-            network.named_parameters(),
-            made,
-            engine,
-            every=1,
-            steps_per_epoch=epochs.steps,
-        )
-        return Trained(network, ours, lambda: ours.reducer.progress.sent)
+        wrap = partial(dgc.LocalSteps, composition=made, every=1)
+        return with_outer_steps(wrap, 1.0, 0.0, task, network, engine, epochs)
 
 
 @dataclass(frozen=True)
@@ -167,24 +184,11 @@ class Local:
 
     def trained(self, task: Task, network: nn.Module, engine: Engine, epochs: Epochs) -> Trained:
         """Return a row's network and optimizer."""
-        from torch.optim import SGD
-
         import dgc
 
-        parameters = list(network.parameters())
-        outer = SGD(parameters, self.lr, self.momentum, nesterov=self.momentum > 0)
         made = dgc.ALGORITHMS[self.algorithm].make()
-        inner = task.optimizer(parameters)
-        ours = self.wrap(
-            inner,
-            outer,
-            network.named_parameters(),
-            made,
-            engine,
-            EVERY,
-            steps_per_epoch=epochs.steps,
-        )
-        return Trained(network, ours, lambda: ours.reducer.progress.sent, ours.agreed_parameters)
+        wrap = partial(self.wrap, composition=made, every=EVERY)
+        return with_outer_steps(wrap, self.lr, self.momentum, task, network, engine, epochs)
 
 
 @dataclass(frozen=True)

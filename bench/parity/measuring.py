@@ -74,11 +74,9 @@ def measure(runs: Sequence[Run], arguments: Namespace) -> tuple[dict[str, Result
         folder.mkdir(parents=True, exist_ok=True)
     with closing(train(missing, folder, arguments.jobs)) as training:
         for run, status in training:
-            if status:
-                failed[run.row] = failure(run, folder, status)
-                log(f'{run.name}: {failed[run.row]}')
-                continue
             try:
+                if status:
+                    raise ValueError(failure(run, folder, status))
                 line = result(run, folder, metric)
             except ValueError as error:
                 failed[run.row] = str(error)
