@@ -25,9 +25,9 @@ rows: algorithms of `python train.py --list`; their variants {', '.join(VARIANTS
 A finished run is a line of the results, and is not repeated. It can be interrupted or killed at any
 time: the same command goes on from the last checkpoint, at most five minutes back. Each run leaves
 its folder and its output in the folder of --runs. Settings may be overridden as in train.py; those
-of the composition are not applied to rows that do not compress. Algorithms with a parameter server
-train with real processes, one of which serves. Intervals are those of Student's t, 95 %, over
-seeds; a row is compared with dense training of the same seeds.
+of the composition and of local steps are not applied to rows that have none of that name.
+Algorithms with a parameter server train with real processes, one of which serves. Intervals are
+those of Student's t, 95 %, over seeds; a row is compared with dense training of the same seeds.
 """
 
 
@@ -82,6 +82,9 @@ def parsed(parser: Parser, argv: Sequence[str]) -> Namespace:
         arguments.overrides = by_setting(parse_overrides(overrides))
         arguments.what = workload(arguments.workload)
         arguments.compared = list(rows(names(arguments.rows)))
+        for name in arguments.overrides:
+            if not any(row.takes(name) for row in arguments.compared):
+                raise ValueError(f'--{name}: none of the rows of --rows has this setting')
         check_folder('--results', arguments.results)
     except (ConfigError, ValueError) as error:
         parser.error(str(error))

@@ -114,8 +114,7 @@ def planned(
         seed: Counted from 0.
         workers, engine, device: See ``Run``.
         data: Stands for '{data}' in settings.
-        overrides: Settings of the command line, by name; those of the composition are left out of
-            rows that do not compress.
+        overrides: Settings of the command line, by name; left out of rows that do not take them.
     """
     optimizer = () if row.has_own_rule else workload.optimizer
     given = {
@@ -131,8 +130,7 @@ def planned(
     texts = {f'configs.{key}': str(value) for key, value in given.items()}
     places = [key for key, text in texts.items() if '{data}' in text]
     texts = {key: text.replace('{data}', str(data)) for key, text in texts.items()}
-    composition = 'configs.train.compression.'
-    texts |= {k: v for k, v in overrides.items() if row.compresses or not k.startswith(composition)}
+    texts |= {key: value for key, value in overrides.items() if row.takes(key)}
     others = {k: value for k, value in texts.items() if k in places or k.startswith(UNNAMED)}
     settings = {key: value for key, value in texts.items() if key not in others}
     dense = () if row.compresses or row.is_local or row.has_server else workload.dense

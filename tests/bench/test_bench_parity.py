@@ -33,8 +33,8 @@ LOSS = Metric('loss/test', higher=False, bound=2.0, relative=True)
 SHORT = [
     *('--workload', 'digits', '--workers', '2', '--seeds', '1'),
     *('--configs.train.num_epochs', '2', '--configs.train.batch_size=64'),
-    *('--configs.train.compression.warmup_epochs', '1'),
 ]
+WARMUP = ('--configs.train.compression.warmup_epochs', '1')  # of rows that compress
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_groups_have_the_methods_of_the_table():
 
 
 def test_a_killed_measurement_goes_on_and_ends_as_an_unbroken_one(words, warm_python, tmp_path):
-    command = [sys.executable, '-m', 'bench.parity', *words, '--rows', 'dgc']
+    command = [sys.executable, '-m', 'bench.parity', *words, *WARMUP, '--rows', 'dgc']
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
     folder = tmp_path / 'runs'
     deadline = time.monotonic() + 120
@@ -99,11 +99,11 @@ def test_a_killed_measurement_goes_on_and_ends_as_an_unbroken_one(words, warm_py
         time.sleep(0.02)
     assert not (tmp_path / 'results').exists()
 
-    assert main([*words, '--rows', 'dgc']) == 0
+    assert main([*words, *WARMUP, '--rows', 'dgc']) == 0
     broken = json.loads((tmp_path / 'results').read_text())
     assert [*folder.glob('*/')] == [run] and not (run / 'checkpoints').exists()
     other = ['--results', str(tmp_path / 'unbroken'), '--runs', str(tmp_path / 'others')]
-    assert main([*words, *other, '--rows', 'dgc']) == 0
+    assert main([*words, *WARMUP, *other, '--rows', 'dgc']) == 0
     unbroken = json.loads((tmp_path / 'unbroken').read_text())
     assert {**broken, 'seconds': 0} == {**unbroken, 'seconds': 0}
     assert unbroken['epochs'] == len(unbroken['curve']) == 2
@@ -133,7 +133,7 @@ def test_what_is_measured_is_not_trained_again(words, monkeypatch, capsys, tmp_p
 
 
 def test_the_first_seed_of_all_rows_comes_first(words):
-    runs = plan(parse([*words, '--seeds', '2']))
+    runs = plan(parse([*words, *WARMUP, '--seeds', '2']))
     assert [run.row for run in runs] == [*PUBLISHED, 'dense', 'dgc']
     assert [run.seed for run in runs] == [42] * 7 + [43] * 2
     assert len({run.name for run in runs}) == len(runs)
@@ -143,6 +143,15 @@ def test_the_first_seed_of_all_rows_comes_first(words):
     server, simulated = dgs.command(Path('runs')), dgc.command(Path('runs'))
     assert server[server.index('--nproc-per-node') + 1] == '3'
     assert '--configs.engine.size=2' in simulated and '--configs.engine.size=2' not in server
+
+
+def test_settings_of_the_command_line_go_to_the_rows_that_have_them(words):
+    topk, every = 'configs.train.compression.topk', 'configs.train.averaging.every'
+    given = [f'--{topk}=256', f'--{every}=5', '--configs.train.optimizer.lr=0.5']
+    runs = plan(parse([*words, '--rows', 'dense,diloco,sparse-loco', *given]))
+    found = {run.row: {name for name in (topk, every) if name in run.settings} for run in runs}
+    assert found == {'dense': set(), 'diloco': {every}, 'sparse-loco': {topk, every}}
+    assert all(run.settings['configs.train.optimizer.lr'] == '0.5' for run in runs)
 
 
 def test_real_launchers_start_a_process_for_each_worker(words):
@@ -246,6 +255,14 @@ def test_the_table_says_what_is_within_the_bound_and_why_a_row_is_empty():
         ),
         (['--results', '/nowhere/x'], '--results: there is no folder /nowhere'),
         (['--sead', '1'], '--sead'),
+        (
+            ['--rows', 'dense,sparse-loco', '--configs.train.compression.compress_ratio', '0.1'],
+            '--configs.train.compression.compress_ratio: none of the rows of --rows has this',
+        ),
+        (
+            ['--rows', 'dense,dgc', '--configs.train.averaging.every', '5'],
+            '--configs.train.averaging.every: none of the rows of --rows has this',
+        ),
     ],
 )
 def test_bad_input_is_refused_in_one_line(words, more, message, capsys):
