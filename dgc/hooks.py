@@ -2,7 +2,6 @@
 
 # No annotations from __future__: DDP reads those of a hook, and does not understand strings.
 
-import gc
 import warnings
 import weakref
 from collections import Counter
@@ -22,8 +21,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from dgc.buckets import Bucket, part_of
-from dgc.checks import check_part, concrete
+from dgc.checks import check_part
 from dgc.composition import Composition
+from dgc.ddp import dense, gradients_of, named_parameters, owner, ranks_of
 from dgc.engines import Engine, TorchEngine
 from dgc.handshake import gather_states
 from dgc.nonfinite import NonFiniteGradientError
@@ -691,31 +691,6 @@ def check_skipping(composition: Composition, scaling: Scaling | None) -> Composi
     return composition
 
 
-def owner(state: CompressionState) -> DistributedDataParallel | None:
-    """Return the model with which a state was registered; None where another hook calls ours.
-
-    DDP gives a hook neither itself nor its process group, and its list of hooks is what refers to
-    the state. The search reads the type of every object of the process: about 0.05 s, once.
-    """
-    kinds = {id(kind) for kind in (DistributedDataParallel, *concrete(DistributedDataParallel))}
-    models = [each for each in gc.get_objects() if id(type(each)) in kinds]
-    for model in models:
-        if any(registered is state for _, registered in getattr(model, '_comm_hooks', ())):
-            return model
-    return None
-
-
-def named_parameters(model: DistributedDataParallel) -> list[tuple[str, Parameter]]:
-    """Return the parameters of ``model.module`` except those that DDP ignores."""
-    ignored = model.parameters_to_ignore
-    return [(name, p) for name, p in model.module.named_parameters() if name not in ignored]
-
-
-def ranks_of(group: dist.ProcessGroup | None) -> list[int]:
-    """Return the global ranks of a process group, by default the default group's."""
-    return dist.get_process_group_ranks(group)
-
-
 def remove(handles: Sequence[RemovableHandle]) -> None:
     """Remove hooks."""
     for handle in handles:
@@ -730,16 +705,3 @@ def is_zeroed(place: Place, base: Tensor) -> bool:
         base: What ``.grad`` held before this exchange.
     """
     return not base.count_nonzero() and bool(place.view.count_nonzero())
-
-
-def dense(tensor: Tensor) -> Tensor:
-    """Return a tensor in the strided layout."""
-    return tensor.to_dense() if tensor.is_sparse else tensor
-
-
-def gradients_of(bucket: GradBucket) -> list[tuple[Tensor, Tensor]]:
-    """Return the parameters of one of DDP's buckets with elements, and their gradients: views of
-    its buffer; a dense copy of a sparse gradient, which is alone in its bucket."""
-    parameters, buffer = bucket.parameters(), bucket.buffer()
-    gradients = [buffer.to_dense()] if buffer.is_sparse else bucket.gradients()
-    return [pair for pair in zip(parameters, gradients, strict=True) if pair[0].numel()]

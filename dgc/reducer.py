@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,46 +22,11 @@ from dgc.engines.base import Engine, EngineError, Traffic, no_user
 from dgc.exchanges import AllReduce, Context, Exchange, Scale
 from dgc.exchanges.base import ring_bytes
 from dgc.nonfinite import NonFiniteGradientError, finite, non_finite_message, not_finite
+from dgc.progress import Progress
 from dgc.saved_state import restore, save
 from dgc.scaling import Scaling
 from dgc.spans import Phase, Recorder
 from dgc.sparse import Sparse, mean_of_contributors
-
-
-@dataclass
-class Progress:
-    """A rank's counters since the start. Rates are differences of two copies.
-
-    Attributes:
-        steps: Optimizer steps; of LBFGS, evaluations of its closure.
-        sent_elements, elements: Elements sent, and elements of all gradients, over all buckets and
-            steps; their quotient is the mean density.
-        sent, received: Bytes of gradients, without start-up, metrics, evaluation, and what tells
-            the ranks of unused parameters.
-        dense_sent: Bytes that float32 all-reduces of the same steps would have sent.
-        rounds, path: Messages that followed one another, and their bytes; see Traffic.
-        compress, communicate: Seconds outside and inside the engine, while processing buckets.
-        wait: Seconds for which the training loop waited for buckets.
-    """
-
-    steps: int = 0
-    sent_elements: int = 0
-    elements: int = 0
-    sent: int = 0
-    received: int = 0
-    dense_sent: int = 0
-    rounds: int = 0
-    path: int = 0
-    compress: float = 0.0
-    communicate: float = 0.0
-    wait: float = 0.0
-
-    def count(self, before: Traffic, after: Traffic) -> None:
-        """Add the bytes and messages that an engine moved between two copies of its traffic."""
-        self.sent += after.sent - before.sent
-        self.received += after.received - before.received
-        self.rounds += after.rounds - before.rounds
-        self.path += after.path - before.path
 
 
 class Fence:

@@ -9,7 +9,8 @@ from torch.optim import Optimizer
 
 from dgc.buckets import Bucket
 from dgc.composition import Composition
-from dgc.reducer import Progress, Reducer
+from dgc.progress import Progress
+from dgc.reducer import Reducer
 
 
 class Uncopied(Optimizer):

@@ -14,7 +14,7 @@ from torch import Tensor
 from dgc import Engine
 from dgc.engines import detect
 from dgc.parameter_server import WorkerOptimizer
-from dgc.reducer import Progress
+from dgc.progress import Progress
 from utils.build import Parts, ranking
 from utils.checkpoint import Checkpoints, Position, file_name
 from utils.config import Config

@@ -34,7 +34,7 @@ from dgc.parameter_server.protocol import (
     ProtocolError,
 )
 from dgc.parameter_server.settings import ServerError
-from dgc.reducer import Progress
+from dgc.progress import Progress
 from dgc.sparse import difference
 from dgc.wiring import Named, allocate, pairs
 from dgc.wrapper import Uncopied

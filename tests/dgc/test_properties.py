@@ -49,7 +49,7 @@ from dgc.exchanges import (
 )
 from dgc.memory import FirstMoment, MeanMomentum, MomentumCorrection, Residual
 from dgc.planner import Adaptive, BySize, Merged, PerTensor, Whole
-from dgc.reducer import Progress
+from dgc.progress import Progress
 from dgc.rules import LayerRules
 from dgc.schedule import DensitySchedule
 

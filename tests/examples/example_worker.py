@@ -11,7 +11,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from dgc.reducer import Progress
+from dgc.progress import Progress
 
 
 def digest(model) -> str:

@@ -18,7 +18,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         'dgc.mean',
     ),
     # The parts of a composition.
-    ('dgc.bucket_state', 'dgc.buckets', 'dgc.saved_state', 'dgc.compressors', 'dgc.handshake'),
+    (
+        'dgc.bucket_state',
+        'dgc.buckets',
+        'dgc.saved_state',
+        'dgc.compressors',
+        'dgc.handshake',
+        'dgc.progress',
+    ),
     ('dgc.nonfinite', 'dgc.clipping', 'dgc.exchanges'),
     ('dgc.memory', 'dgc.volume'),
     ('dgc.planner', 'dgc.control'),
@@ -36,6 +43,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         'dgc.horovod_settings',
         'dgc.algorithms.table',
         'dgc.handover',
+        'dgc.ddp',
     ),
     ('dgc.parameter_server', 'dgc.algorithms'),
     ('dgc.optimizer', 'dgc.local_steps', 'dgc.streaming', 'dgc.zero_one', 'dgc.hooks'),
@@ -55,7 +63,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 # Library → the only modules of the package and the application that may import it.
 LIBRARIES: dict[str, tuple[str, ...]] = {
     'horovod': ('dgc.engines',),
-    'torch.distributed': ('dgc.engines', 'dgc.hooks'),
+    'torch.distributed': ('dgc.engines', 'dgc.hooks', 'dgc.ddp'),
     'torchft': ('dgc.engines',),
     'zmq': ('dgc.parameter_server.sockets',),
 }
