@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     exit_on_signals()
     try:
         results, failed = measure(plan(arguments), arguments)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         return refuse(PROGRAM, str(error))
     print(report(results, failed, arguments))
     return int(bool(failed))

@@ -31,7 +31,11 @@ def reasons(arguments: Namespace) -> dict[str, str]:
 
 
 def plan(arguments: Namespace) -> list[Run]:
-    """Return what the command line asks for: the first seed of all rows, then the next one."""
+    """Return what the command line asks for: the first seed of all rows, then the next one.
+
+    Raises:
+        ValueError: For a setting of the command line that none of the rows has.
+    """
     what: Workload = arguments.what
     refused = reasons(arguments)
     possible: list[Row] = [row for row in arguments.compared if row.name not in refused]
@@ -46,6 +50,9 @@ def plan(arguments: Namespace) -> list[Run]:
                 about = arguments.workload, what, row, seed, arguments.workers
                 where = arguments.engine, arguments.device
                 runs.append(planned(*about, *where, data, arguments.overrides))
+    for name in arguments.overrides:
+        if runs and not any(name in run.settings or name in run.others for run in runs):
+            raise ValueError(f'--{name}: none of the rows has this setting')
     return runs
 
 

@@ -82,9 +82,6 @@ def parsed(parser: Parser, argv: Sequence[str]) -> Namespace:
         arguments.overrides = by_setting(parse_overrides(overrides))
         arguments.what = workload(arguments.workload)
         arguments.compared = list(rows(names(arguments.rows)))
-        for name in arguments.overrides:
-            if not any(row.takes(name) for row in arguments.compared):
-                raise ValueError(f'--{name}: none of the rows of --rows has this setting')
         check_folder('--results', arguments.results)
     except (ConfigError, ValueError) as error:
         parser.error(str(error))

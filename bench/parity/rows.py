@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from inspect import signature
 
 from bench.parity.workloads import Settings, Workload
 from tools.harness.algorithms import DENSE, is_sparse, table
 from tools.harness.cli import check_name
 
 PUBLISHED = (DENSE, 'dgc', 'gtopk', 'spardl', 'oktopk', 'omgs', 'dgs')
-# Before the names of settings that only some rows have.
-COMPOSITION, AVERAGING = 'configs.train.compression.', 'configs.train.averaging.'
 ALL = 'all'  # name of a group: the whole table
 REPEATED = (DENSE, 'dgc')  # rows that are trained with --seeds seeds, the others with --other-seeds
 # Before the files of local steps, which have no clipping of gradients, as a model's files may have.
@@ -42,7 +39,6 @@ class Row:
         has_server: Whether its workers train through a parameter server, which no simulation has.
         is_local: Whether its workers take local steps.
         has_own_rule: Whether its config files choose the optimizer; see ``Algorithm``.
-        arguments: Of the algorithm: names of its composition's settings.
     """
 
     name: str
@@ -54,15 +50,6 @@ class Row:
     has_server: bool = False
     is_local: bool = False
     has_own_rule: bool = False
-    arguments: frozenset[str] = frozenset()
-
-    def takes(self, setting: str) -> bool:
-        """Return whether a setting, such as configs.train.compression.topk, is one of this row."""
-        if setting.startswith(AVERAGING):
-            return self.is_local
-        if self.compresses or not setting.startswith(COMPOSITION):
-            return True
-        return setting.removeprefix(COMPOSITION).split('.')[0] in self.arguments
 
 
 def adaptive() -> dict[str, Row]:
@@ -150,7 +137,6 @@ def algorithm(name: str) -> Row:
         has_server=has_server,
         is_local=is_local,
         has_own_rule=found.has_own_rule,
-        arguments=frozenset(signature(found.make).parameters),
     )
 
 

@@ -12,8 +12,9 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from tools.harness.launch import ROOT, end, environment
 from utils.lines import metrics_lines
 from utils.naming import UNNAMED
 
+# Before the names of settings that only some rows have.
+COMPOSITION, AVERAGING = 'configs.train.compression.', 'configs.train.averaging.'
+OF_DENSITY = (f'{COMPOSITION}compress_ratio', f'{COMPOSITION}warmup_')
 FIRST_SEED = 42  # that of train.py
 # What a line has of each epoch, by name in metrics.jsonl.
 OF_EPOCHS = ('steps', 'bytes/sent', 'bytes/received', 'bytes/dense', 'path/messages', 'path/bytes')
@@ -114,7 +118,7 @@ def planned(
         seed: Counted from 0.
         workers, engine, device: See ``Run``.
         data: Stands for '{data}' in settings.
-        overrides: Settings of the command line, by name; left out of rows that do not take them.
+        overrides: Settings of the command line, by name; see ``taken``.
     """
     optimizer = () if row.has_own_rule else workload.optimizer
     given = {
@@ -130,16 +134,45 @@ def planned(
     texts = {f'configs.{key}': str(value) for key, value in given.items()}
     places = [key for key, text in texts.items() if '{data}' in text]
     texts = {key: text.replace('{data}', str(data)) for key, text in texts.items()}
-    texts |= {key: value for key, value in overrides.items() if row.takes(key)}
-    others = {k: value for k, value in texts.items() if k in places or k.startswith(UNNAMED)}
-    settings = {key: value for key, value in texts.items() if key not in others}
     dense = () if row.compresses or row.is_local or row.has_server else workload.dense
     stack = *workload.configs, *row.configs, *optimizer, *workload.after, *row.after, *dense
     configs = tuple(dict.fromkeys(stack))
+    texts |= taken(row, configs, overrides)
+    others = {k: value for k, value in texts.items() if k in places or k.startswith(UNNAMED)}
+    settings = {key: value for key, value in texts.items() if key not in others}
     return Run(
         *(name, row.name, FIRST_SEED + seed, workers, configs, settings, others),
         *(engine, row.has_server, device),
     )
+
+
+def taken(
+    row: Row, configs: tuple[str, ...], overrides: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Yield the settings of a command line that go to a row.
+
+    Those of the composition and of local steps go to rows that have a setting of that name, those
+    of a density to rows that have one, all others to every row.
+
+    Args:
+        row: Of the table.
+        configs: Its config files, with those of the workload.
+        overrides: Settings by name.
+    """
+    for name, text in overrides.items():
+        if name.startswith(OF_DENSITY) and not row.compresses:
+            continue  # a setting of asgd, which has no density all the same
+        if not name.startswith((COMPOSITION, AVERAGING)) or name in settings_of(configs):
+            yield name, text
+
+
+@cache
+def settings_of(configs: tuple[str, ...]) -> frozenset[str]:
+    """Return the names of all settings that a stack of config files has."""
+    from utils.cli import DECLARATIONS  # these import torch
+    from utils.config import names_of_settings
+
+    return names_of_settings([ROOT / each for each in configs], DECLARATIONS)
 
 
 def train(runs: Sequence[Run], folder: Path, jobs: int) -> Generator[tuple[Run, int]]:

@@ -21,11 +21,14 @@ from bench.parity.training import failure, planned
 from bench.parity.workloads import ACCURACY, WORKLOADS, Metric
 from dgc import Composition
 from dgc.algorithms import ALGORITHMS, Kind
+from dgc.engines import LocalEngine
+from dgc.profile import Profile
 from dgc.wiring import check_momentum
 from utils.build import build_optimizer
 from utils.checks import build_composition, check_settings
 from utils.cli import DECLARATIONS
 from utils.config import load
+from utils.training.averaging import Averaging, Surroundings
 from utils.training.parameter_server import Asynchronous
 
 ROOT = Path(__file__).parents[2]
@@ -63,9 +66,13 @@ def test_every_cell_of_the_table_can_be_built(name, row, tmp_path):
     configs.check()
     check_settings(configs)
     composition = build_composition(configs, Asynchronous if compared.has_server else None)
-    optimizer = build_optimizer(configs, torch.nn.Linear(2, 2), workers=4)
+    model = torch.nn.Linear(2, 2)
+    optimizer = build_optimizer(configs, model, workers=4)
     if isinstance(composition, Composition):
         check_momentum(optimizer, composition)
+    if compared.is_local and not compared.has_server:
+        averaging: Averaging = configs.train.averaging.build()
+        averaging.wrap(optimizer, Surroundings(model, composition, LocalEngine(), 1, 8, fail))
     if what.optimizer:  # unless the row has a rule of its own
         assert compared.has_own_rule != (type(optimizer) in (torch.optim.Adam, torch.optim.AdamW))
     if row in ADAPTIVE:
@@ -77,6 +84,10 @@ def test_every_cell_of_the_table_can_be_built(name, row, tmp_path):
         assert not configs.train.scale_lr  # so that the rate is the same with either
     if row == 'dgc-memory16':
         assert composition.memory.dtype == 'bfloat16'
+
+
+def fail() -> Profile:
+    raise AssertionError('no planner of local steps measures a model')
 
 
 def test_groups_have_the_methods_of_the_table():
@@ -145,13 +156,29 @@ def test_the_first_seed_of_all_rows_comes_first(words):
     assert '--configs.engine.size=2' in simulated and '--configs.engine.size=2' not in server
 
 
-def test_settings_of_the_command_line_go_to_the_rows_that_have_them(words):
-    topk, every = 'configs.train.compression.topk', 'configs.train.averaging.every'
-    given = [f'--{topk}=256', f'--{every}=5', '--configs.train.optimizer.lr=0.5']
-    runs = plan(parse([*words, '--rows', 'dense,diloco,sparse-loco', *given]))
-    found = {run.row: {name for name in (topk, every) if name in run.settings} for run in runs}
-    assert found == {'dense': set(), 'diloco': {every}, 'sparse-loco': {topk, every}}
-    assert all(run.settings['configs.train.optimizer.lr'] == '0.5' for run in runs)
+ROWS = ['dense', 'mgwfbp', 'dgc', 'threshold-v', 'movement-0.01', 'demo']
+ROWS += ['diloco', 'streaming-diloco', 'sparse-loco', 'zero-one-adam']
+COMPRESS = {'dgc', 'threshold-v', 'movement-0.01'}
+ARE_LOCAL = {'diloco', 'streaming-diloco', 'sparse-loco', 'zero-one-adam'}
+HAVE = {
+    'compression.compress_ratio': COMPRESS,
+    'compression.topk': {'demo', 'sparse-loco'},
+    'compression.nonfinite': {*ROWS},
+    'compression.compressor.threshold': {'threshold-v'},
+    'averaging.every': {'movement-0.01', *ARE_LOCAL},
+    'averaging.momentum': {'movement-0.01', *ARE_LOCAL} - {'zero-one-adam'},
+    'averaging.delay': {'streaming-diloco'},
+    'optimizer.lr': {*ROWS},
+    'compression.nosuch': set(),
+}
+
+
+@pytest.mark.parametrize('setting', HAVE)
+def test_settings_of_the_command_line_go_to_the_rows_that_have_them(words, setting):
+    what, name = WORKLOADS['gpt-adamw'], f'configs.train.{setting}'
+    runs = [planned('gpt-adamw', what, row, 0, 2, 'simulated', 'cpu', ROOT, {name: '3'})
+            for row in rows(ROWS)]  # fmt: skip
+    assert {run.row for run in runs if run.settings.get(name) == '3'} == HAVE[setting]
 
 
 def test_real_launchers_start_a_process_for_each_worker(words):
@@ -255,14 +282,6 @@ def test_the_table_says_what_is_within_the_bound_and_why_a_row_is_empty():
         ),
         (['--results', '/nowhere/x'], '--results: there is no folder /nowhere'),
         (['--sead', '1'], '--sead'),
-        (
-            ['--rows', 'dense,sparse-loco', '--configs.train.compression.compress_ratio', '0.1'],
-            '--configs.train.compression.compress_ratio: none of the rows of --rows has this',
-        ),
-        (
-            ['--rows', 'dense,dgc', '--configs.train.averaging.every', '5'],
-            '--configs.train.averaging.every: none of the rows of --rows has this',
-        ),
     ],
 )
 def test_bad_input_is_refused_in_one_line(words, more, message, capsys):
@@ -270,3 +289,13 @@ def test_bad_input_is_refused_in_one_line(words, more, message, capsys):
         parse([*words, *more])
     errors = capsys.readouterr().err
     assert message in errors and errors.count('\n') == 1
+
+
+@pytest.mark.parametrize(
+    ('compared', 'setting'),
+    [('dense,sparse-loco', 'compression.compress_ratio'), ('dense,dgc', 'averaging.every')],
+)
+def test_a_setting_that_no_row_has_is_refused(words, compared, setting, capsys):
+    name = f'--configs.train.{setting}'
+    assert main([*words, '--rows', compared, name, '5']) == 2
+    assert capsys.readouterr().err == f'bench.parity: {name}: none of the rows has this setting\n'

@@ -23,7 +23,7 @@ An experiment is a stack of files. They are executed in the order given, each af
 Every mistake that can be found is found before training starts, as a `ConfigError` of one line.
 """
 
-from utils.config.loading import blame, load
+from utils.config.loading import blame, load, names_of_settings
 from utils.config.tree import (
     REQUIRED,
     REQUIRED_NODE,
@@ -44,4 +44,5 @@ __all__ = [
     'derived',
     'described',
     'load',
+    'names_of_settings',
 ]

@@ -48,6 +48,33 @@ def load(
         ConfigError: For a file that fails, a name that is unknown, or a setting of the composition
             that a later file makes useless.
     """
+    history = _execute_stack(paths, root)
+    sources.update(history.sources)
+    for name, text in parse_overrides(overrides, known):
+        _override(name, text)
+        sources[name] = Source(Path(), COMMAND_LINE)
+    for line in history.warnings():
+        log.warning(line)
+    return configs
+
+
+def names_of_settings(
+    paths: Sequence[str | Path], root: str | Path | None = None
+) -> frozenset[str]:
+    """Clear `configs`, execute the files onto it, and return the dotted names of all its settings.
+
+    Args:
+        paths, root: As of `load`.
+
+    Raises:
+        ConfigError: As `load` does.
+    """
+    _execute_stack(paths, root)
+    return frozenset(configs._accepted_paths())
+
+
+def _execute_stack(paths: Sequence[str | Path], root: str | Path | None) -> History:
+    """Clear `configs`, execute the files onto it, and lock it; return which file set what."""
     check_exists(paths)
     configs._settings.clear()
     configs._lines.clear()
@@ -61,13 +88,7 @@ def load(
         history.record(replace(source, base=getattr(module, 'BASE', False) is True))
     configs._lock(True)
     history.refuse()
-    sources.update(history.sources)
-    for name, text in parse_overrides(overrides, known):
-        _override(name, text)
-        sources[name] = Source(Path(), COMMAND_LINE)
-    for line in history.warnings():
-        log.warning(line)
-    return configs
+    return history
 
 
 def blame(node: Config, message: str) -> str:
