@@ -113,7 +113,7 @@ DIGITS_ROWS: dict[str, Settings] = {
 DILOCO = ('diloco', 'quantized-diloco', 'diloco-int4', 'diloco-fp4', 'streaming-diloco', 'muloco')
 GPT_ROWS: dict[str, Settings] = {
     # 196 outer steps are few: with the papers' 0.9, DiLoCo's loss is 1.2 % higher.
-    **dict.fromkeys(DILOCO, {'train.averaging.momentum': 0.8}),
+    **{name: {'train.averaging.momentum': 0.8} for name in DILOCO},
     # The variance is frozen when the learning rate has risen, after an epoch.
     'one-bit-adam': {'train.compression.freeze_step': 980, 'train.optimizer.lr': 0.001},
     'zero-one-adam': {**ZERO_ONE, 'train.optimizer.lr': 0.001},
