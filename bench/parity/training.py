@@ -161,7 +161,7 @@ def taken(
     """
     for name, text in overrides.items():
         if name.startswith(OF_DENSITY) and not row.compresses:
-            continue  # a setting of asgd, which has no density all the same
+            continue  # asgd, which sends all elements, has settings of these names
         if not name.startswith((COMPOSITION, AVERAGING)) or name in settings_of(configs):
             yield name, text
 

@@ -10,7 +10,7 @@ from config_parts import SGD, complaint
 from hypothesis import given
 from hypothesis import strategies as st
 
-from utils.config import Config, ConfigError, configs, load
+from utils.config import Config, ConfigError, configs, load, names_of_settings
 
 
 def load_x(stack: Path, value: Any, *overrides: str) -> Any:
@@ -60,6 +60,14 @@ def test_overrides(resnet20, words, name, value):
         found = found[part]
     assert found == value
     assert type(found) is type(value)
+
+
+def test_the_names_of_a_stack_are_those_that_may_be_set(resnet20):
+    names = names_of_settings(resnet20)
+    there = ['seed', 'train.optimizer', 'train.optimizer.foreach']
+    there += ['train.compression.memory.momentum_masking']
+    assert {f'configs.{name}' for name in there} < names
+    assert not names & {'configs.sead', 'configs.train.optimizer.nosuch'}
 
 
 def test_an_int_default_of_a_float_parameter_takes_a_float(stack):
