@@ -59,7 +59,7 @@ LAYERS = (
     Layer('published systems', ('algorithms/',)),
     Layer(
         'running and measuring',
-        ('handover', 'ownership', 'sources', 'wrapper', 'selection', 'trace'),
+        ('handover', 'ownership', 'sources', 'wrapper', 'selection', 'trace', 'ddp'),
     ),
     Layer(
         'running',
@@ -67,7 +67,10 @@ LAYERS = (
     ),
     Layer('composition', ('composition', 'planner/', 'control/', 'volume')),
     Layer('parts', ('memory/', 'exchanges/', 'clipping', 'nonfinite')),
-    Layer('parts', ('compressors/', 'buckets', 'bucket_state', 'handshake', 'saved_state')),
+    Layer(
+        'parts',
+        ('compressors/', 'buckets', 'bucket_state', 'handshake', 'saved_state', 'progress'),
+    ),
     Layer(
         'parts', ('transforms/', 'codec/', 'engines/', 'costmodel', 'corrected', 'mean', 'state')
     ),
