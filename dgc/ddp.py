@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 
-import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.nn import Parameter
@@ -31,11 +30,6 @@ def named_parameters(model: DistributedDataParallel) -> list[tuple[str, Paramete
     """Return the parameters of ``model.module`` except those that DDP ignores."""
     ignored = model.parameters_to_ignore
     return [(name, p) for name, p in model.module.named_parameters() if name not in ignored]
-
-
-def ranks_of(group: dist.ProcessGroup | None) -> list[int]:
-    """Return the global ranks of a process group, by default the default group's."""
-    return dist.get_process_group_ranks(group)
 
 
 def gradients_of(bucket: GradBucket) -> list[tuple[Tensor, Tensor]]:

@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from dgc.buckets import Bucket, part_of
 from dgc.checks import check_part
 from dgc.composition import Composition
-from dgc.ddp import dense, gradients_of, named_parameters, owner, ranks_of
+from dgc.ddp import dense, gradients_of, named_parameters, owner
 from dgc.engines import Engine, TorchEngine
 from dgc.handshake import gather_states
 from dgc.nonfinite import NonFiniteGradientError
@@ -380,6 +380,7 @@ class CompressionState:
         Raises:
             ValueError: Where the given process group, or engine, is of other ranks.
         """
+        ranks_of = dist.get_process_group_ranks
         ours, theirs = ranks_of(self._process_group or group), ranks_of(group)
         if ours != theirs:
             raise ValueError(

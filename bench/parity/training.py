@@ -21,11 +21,11 @@ from typing import Any
 from bench.parity.rows import Row
 from bench.parity.workloads import INDICES, Workload
 from tools.harness.launch import ROOT, end, environment
+from utils.config.conflicts import COMPOSITION
 from utils.lines import metrics_lines
 from utils.naming import UNNAMED
 
-# Before the names of settings that only some rows have.
-COMPOSITION, AVERAGING = 'configs.train.compression.', 'configs.train.averaging.'
+AVERAGING = 'configs.train.averaging.'  # as COMPOSITION, what only some rows have
 OF_DENSITY = (f'{COMPOSITION}compress_ratio', f'{COMPOSITION}warmup_')
 FIRST_SEED = 42  # that of train.py
 # What a line has of each epoch, by name in metrics.jsonl.

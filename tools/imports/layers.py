@@ -63,7 +63,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 # Library → the only modules of the package and the application that may import it.
 LIBRARIES: dict[str, tuple[str, ...]] = {
     'horovod': ('dgc.engines',),
-    'torch.distributed': ('dgc.engines', 'dgc.hooks', 'dgc.ddp'),
+    'torch.distributed': ('dgc.engines', 'dgc.hooks'),
     'torchft': ('dgc.engines',),
     'zmq': ('dgc.parameter_server.sockets',),
 }
