@@ -70,6 +70,7 @@ def check(
     check_dtypes(trained(optimizer, named))
     composition.rules.check_patterns([name for name, _ in named])
     check_momentum(optimizer, composition)
+    check_second_moment(optimizer, composition)
     check_schedule(composition, steps_per_epoch)
 
 
@@ -421,3 +422,23 @@ def check_momentum_once(
             f'DGCSGD leaves momentum to the memory and {memory} has none: use torch.optim.SGD, '
             'or MomentumCorrection'
         )
+
+
+def check_second_moment(optimizer: Optimizer, composition: Composition) -> None:
+    """Warn where Adam and its relatives forget an element's square before the next one arrives.
+
+    At a density ρ an element arrives about every 1/ρ steps, as a sum of as many gradients. The
+    second moment is an average over about 1/(1 - beta2) steps. Where that is shorter, the square is
+    almost gone when the next one comes: each arrival is divided by itself, and steps are as short
+    for a large element as for a small one (measured: docs/optimizers.md).
+    """
+    density = composition.schedule.density
+    least = min((g['betas'][1] for g in optimizer.param_groups if 'betas' in g), default=1.0)
+    if density is None or 1 - least <= density * (1 + 1e-6):
+        return
+    warnings.warn(
+        f'{type(optimizer).__name__} with beta2={least:g} averages squared gradients over about '
+        f'{1 / (1 - least):.0f} steps, and at a density of {100 * density:g} % an element arrives '
+        f'only about every {1 / density:.0f} steps: set betas=(0.9, 0.9999)',
+        stacklevel=4,
+    )

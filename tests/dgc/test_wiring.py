@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -98,6 +99,29 @@ class TestPartsThatDoNotFit:
         adam = OneBitAdam([p for _, p in named])
         with pytest.raises(ValueError, match=r'OneBitAdam expects momenta.*Residual sends none'):
             dgc.DistributedOptimizer(adam, named, exact(memory=Residual()))
+
+    @pytest.mark.parametrize('kind', [torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam])
+    @pytest.mark.parametrize(
+        ('density', 'beta2', 'warns'),
+        [(0.01, 0.95, True), (0.0001, 0.999, True), (0.01, 0.999, False), (0.001, 0.999, False)],
+    )
+    def test_a_second_moment_that_forgets_between_two_arrivals(self, kind, density, beta2, warns):
+        named = parameters()
+        optimizer = kind([p for _, p in named], betas=(0.9, beta2))
+        composition = dgc.deep_gradient_compression(density, memory=Residual())
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter('always')
+            dgc.DistributedOptimizer(optimizer, named, composition)
+        expected = [f'beta2={beta2:g}', f'every {1 / density:.0f} steps'] if warns else []
+        assert len(said) == warns
+        assert all(part in str(said[0].message) for part in expected)
+
+    def test_a_second_moment_of_uncompressed_gradients(self):
+        named = parameters()
+        optimizer = torch.optim.AdamW([p for _, p in named], betas=(0.9, 0.5))
+        with warnings.catch_warnings():
+            warnings.simplefilter('error')
+            dgc.DistributedOptimizer(optimizer, named, dgc.dense())
 
     @pytest.mark.parametrize('inner', [lambda p: dgc.DGCSGD(p, momentum=0.9), OneBitAdam])
     def test_inner_steps_whose_momentum_is_left_to_a_memory(self, inner):
