@@ -120,8 +120,8 @@ GPT_ROWS: dict[str, Settings] = {
     'zero-one-adam': {**ZERO_ONE, 'train.optimizer.lr': 0.001},
     'des-loc': {'train.averaging.moments': {'exp_avg': 45, 'exp_avg_sq': 45}},
     'demo': {'train.optimizer.lr': 0.001},
-    # An outer step every 5 steps, of 256 of 4,096 elements, sends a tenth of DiLoCo's bytes. With 64
-    # its loss is 1.0 % higher; with 256 every 15 steps, 3.8 % (one seed).
+    # 256 of 4,096 elements every 5 steps have a tenth of DiLoCo's bytes. With 64 the loss is 1.0 %
+    # higher, with 256 every 15 steps 3.8 % (one seed).
     'sparse-loco': {
         'train.averaging.every': 5,
         'train.optimizer.lr': 0.004,
