@@ -9,6 +9,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 __all__ = ['DeepSpeech', 'Lookahead']
 
+BANDS = 41  # height of the first kernel
 CERTAIN = 1e4  # logits of frames after the end: this much more for the blank than for letters
 
 
@@ -41,13 +42,17 @@ class DeepSpeech(nn.Module):
 
     Args:
         classes: Letters and the blank.
-        bins: Frequencies of the spectrogram.
+        bins: Frequencies of the spectrogram, at least those that the first kernel spans.
         channels: Of the convolutions.
         hidden: Units of an LSTM layer, in each direction.
         layers: Number of LSTM layers.
         bidirectional: Whether layers hear in both directions, whose outputs are added; otherwise
             a ``Lookahead`` follows them.
         context: Frames of the lookahead.
+
+    Raises:
+        ValueError: For fewer ``bins``: with 20 to 22, the backward pass of the first convolution
+            ends with a segmentation fault in oneDNN 3.12 on a CPU with AVX-512.
     """
 
     def __init__(
@@ -61,9 +66,11 @@ class DeepSpeech(nn.Module):
         context: int = 20,
     ) -> None:
         super().__init__()
+        if bins < BANDS:
+            raise ValueError(f'bins must be at least {BANDS}, got {bins}')
         self.convs = nn.ModuleList(
             [
-                nn.Conv2d(1, channels, (41, 11), (2, 2), (20, 5), bias=False),
+                nn.Conv2d(1, channels, (BANDS, 11), (2, 2), (20, 5), bias=False),
                 nn.Conv2d(channels, channels, (21, 11), (2, 1), (10, 5), bias=False),
             ]
         )

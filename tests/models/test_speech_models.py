@@ -8,10 +8,10 @@ import torch
 from models.losses import CTC
 from models.speech import DeepSpeech, Lookahead
 
-SMALL = {'bins': 21, 'channels': 2, 'hidden': 6, 'layers': 2}
+SMALL = {'bins': 41, 'channels': 2, 'hidden': 6, 'layers': 2}
 
 
-def sounds(*frames: int, bins: int = 21) -> torch.Tensor:
+def sounds(*frames: int, bins: int = 41) -> torch.Tensor:
     """A batch of noise, padded to the longest."""
     batch = torch.zeros(len(frames), bins + 1, max(frames))
     for row, length in zip(batch, frames, strict=True):
@@ -33,6 +33,11 @@ def test_logits_for_every_other_frame(model, frames):
 
 def test_the_frequencies_of_16_khz_fit(model):
     assert DeepSpeech(5, 161, 2, 6, 1)(sounds(10, 7, bins=161)).shape == (2, 5, 5)
+
+
+def test_fewer_frequencies_than_the_first_kernel_spans_are_refused():
+    with pytest.raises(ValueError, match='bins must be at least 41, got 40'):
+        DeepSpeech(5, bins=40)
 
 
 def test_padding_changes_nothing_and_is_blank(model):
