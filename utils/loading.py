@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import multiprocessing
 import os
@@ -52,7 +53,7 @@ class Loading:
             'multiprocessing_context': self.start_method,
             'persistent_workers': persistent or not self.forks,
             'pin_memory': self.pinned,
-            'worker_init_fn': apart,
+            'worker_init_fn': begin,
         }
 
     def check(self, dataset: Any) -> None:
@@ -86,15 +87,19 @@ def parts(value: Any, depth: int = 3) -> Iterator[Any]:
             yield from parts(each, depth - 1)
 
 
-def apart(_number: int) -> None:
-    """Move this process, which loads data, to a process group of its own.
+def begin(_number: int) -> None:
+    """Prepare this process, which loads data.
 
-    A launcher signals the group of a rank. The rank acts on that at the end of its step, and needs
-    its processes until then; it ends them itself.
+    It gets a process group of its own. A launcher signals the group of a rank, which acts on that
+    at the end of its step, and needs its processes until then; it ends them itself.
+
+    A forked process never collects objects that it inherited. The destructor of one may wait for
+    threads, which a copy of a process has not: torchft's servers waited for ever.
 
     Args:
         _number: Of this process among those of its rank.
     """
+    gc.freeze()
     os.setpgid(0, 0)
 
 
