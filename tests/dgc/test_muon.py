@@ -166,7 +166,8 @@ def test_a_step_is_muons_in_bfloat16_within_its_rounding():
         make([parameter], lr=1.0, weight_decay=0.0, adjust_lr_fn='match_rms_adamw').step()
         found.append(parameter.detach() - start)
     ours, plain = found
-    assert 0 < (ours - plain).norm() < 0.02 * plain.norm()
+    # The same to the bit on a CPU whose own products of bfloat16 matrices round once as well.
+    assert (ours - plain).norm() < 0.02 * plain.norm()
 
 
 def test_all_products_of_muon_are_computed_in_float32(monkeypatch):
