@@ -433,12 +433,16 @@ def check_second_moment(optimizer: Optimizer, composition: Composition) -> None:
     for a large element as for a small one (measured: docs/optimizers.md).
     """
     density = composition.schedule.density
-    least = min((g['betas'][1] for g in optimizer.param_groups if 'betas' in g), default=1.0)
-    if density is None or 1 - least <= density * (1 + 1e-6):
+    found = [g['betas'] for g in optimizer.param_groups if 'betas' in g and 'eps' in g]
+    if density is None or not found:
+        return
+    beta1, least = min(found, key=lambda betas: betas[1])[:2]
+    if 1 - least <= density * (1 + 1e-6):
         return
     warnings.warn(
         f'{type(optimizer).__name__} with beta2={least:g} averages squared gradients over about '
         f'{1 / (1 - least):.0f} steps, and at a density of {100 * density:g} % an element arrives '
-        f'only about every {1 / density:.0f} steps: set betas=(0.9, 0.9999)',
+        f'only about every {1 / density:.0f} steps: '
+        f'set betas={(float(beta1), max(0.9999, 1 - density))}',
         stacklevel=4,
     )

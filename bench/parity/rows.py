@@ -21,6 +21,7 @@ COMPRESSED: dict[str, tuple[tuple[str, ...], Settings]] = {
     'residual': ((), {}),
     'moment': (FIRST_MOMENT, {}),
     'moment-masked': (FIRST_MOMENT, {'train.compression.memory.momentum_masking': True}),
+    'residual-layers': (('configs/dgc/per_tensor.py',), {}),
     'movement': (('configs/optim/movement.py',), {}),
 }
 
@@ -55,10 +56,11 @@ class Row:
 def adaptive() -> dict[str, Row]:
     """Return rows of Deep Gradient Compression's exchange under an adaptive optimizer, by name.
 
-    'residual' feeds unsent gradients back and leaves both moments to the optimizer; 'moment' has
-    the first one in the memory, before compression; 'movement' compresses the steps of each rank's
-    own optimizer, in place of gradients. A density is reached by the workload's warm-up
-    or, with 'cold', from the first step on.
+    'residual' feeds unsent gradients back and leaves both moments to the optimizer, and
+    'residual-layers' selects from each tensor by itself; 'moment' has the first moment in the
+    memory, before compression; 'movement' compresses the steps of each rank's own optimizer, in
+    place of gradients. A density is reached by the workload's warm-up or, with 'cold', from the
+    first step on.
     """
     found = {}
     for density in DENSITIES:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import copy
+import re
 import time
 import warnings
 from dataclasses import replace
@@ -25,7 +27,7 @@ from dgc.exchanges import (
     Hierarchical,
     SparDL,
 )
-from dgc.memory import AveragedMomentum, DecoupledMomentum, NoMemory, Residual
+from dgc.memory import AveragedMomentum, DecoupledMomentum, FirstMoment, NoMemory, Residual
 from dgc.optim import OneBitAdam
 from dgc.planner import BySize, PerTensor
 from dgc.saved_state import restore
@@ -115,6 +117,32 @@ class TestPartsThatDoNotFit:
         expected = [f'beta2={beta2:g}', f'every {1 / density:.0f} steps'] if warns else []
         assert len(said) == warns
         assert all(part in str(said[0].message) for part in expected)
+
+    @pytest.mark.parametrize('density', [0.01, 0.0001, 0.00003])
+    @pytest.mark.parametrize(('memory', 'beta1'), [(Residual(), 0.9), (FirstMoment(), 0.0)])
+    def test_the_remedy_for_a_second_moment_is_accepted(self, density, memory, beta1):
+        named = parameters()
+        composition = dgc.deep_gradient_compression(density, memory=memory)
+        with pytest.warns(UserWarning) as said:
+            optimizer = torch.optim.AdamW([p for _, p in named], betas=(beta1, 0.95))
+            dgc.DistributedOptimizer(optimizer, named, composition)
+        (remedy,) = re.findall(r'set betas=(\(.*\))$', str(said[0].message))
+        with warnings.catch_warnings():
+            warnings.simplefilter('error')
+            betas = ast.literal_eval(remedy)
+            optimizer = torch.optim.AdamW([p for _, p in named], betas=betas)
+            dgc.DistributedOptimizer(optimizer, named, composition)
+        assert betas[0] == beta1
+
+    def test_two_betas_of_an_optimizer_that_divides_by_nothing(self):
+        """Lion's second one averages gradients, not their squares."""
+        named = parameters()
+        optimizer = torch.optim.SGD([{'params': [p for _, p in named], 'betas': (0.9, 0.5)}], 0.1)
+        with warnings.catch_warnings():
+            warnings.simplefilter('error')
+            dgc.DistributedOptimizer(
+                optimizer, named, dgc.deep_gradient_compression(0.01, memory=Residual())
+            )
 
     def test_a_second_moment_of_uncompressed_gradients(self):
         named = parameters()
