@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import multiprocessing
 import os
@@ -88,18 +87,14 @@ def parts(value: Any, depth: int = 3) -> Iterator[Any]:
 
 
 def begin(_number: int) -> None:
-    """Prepare this process, which loads data.
+    """Give this process, which loads data, a process group of its own.
 
-    It gets a process group of its own. A launcher signals the group of a rank, which acts on that
-    at the end of its step, and needs its processes until then; it ends them itself.
-
-    A forked process never collects objects that it inherited. The destructor of one may wait for
-    threads, which a copy of a process has not: torchft's servers waited for ever.
+    A launcher signals the group of a rank, which acts on that at the end of its step, and needs its
+    processes until then; it ends them itself.
 
     Args:
         _number: Of this process among those of its rank.
     """
-    gc.freeze()
     os.setpgid(0, 0)
 
 

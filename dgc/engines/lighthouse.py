@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import logging
 import os
 import socket
@@ -30,6 +31,11 @@ HEARTBEAT = 0.2  # seconds between two
 RETRY = 0.4  # seconds between two attempts to connect
 AGAIN = 0.1  # seconds between two questions that nobody took
 SAY_EVERY = 10.0  # seconds between two lines about a lighthouse that does not answer
+
+# A forked process, such as one of a DataLoader, has none of this process's threads. The destructors
+# of torchft's objects and of gloo's groups wait for theirs, without end. So its garbage collector
+# leaves alone whatever exists at the fork.
+os.register_at_fork(after_in_child=gc.freeze)
 
 
 class UnreachableError(EngineError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from types import SimpleNamespace
 
@@ -51,42 +50,6 @@ def test_processes_load_the_same_whichever_way_they_are_started(method):
     (pid,) = set.union(*(pids for _, pids in numbers))
     assert pid != os.getpid()
     assert loading.forks == (method == 'fork')
-
-
-class Garbage:
-    """An object in a circle, whose destructor is noted."""
-
-    destroyed = 0
-
-    def __init__(self) -> None:
-        self.circle = self
-
-    def __del__(self) -> None:
-        Garbage.destroyed += 1
-
-
-class Collecting(Dataset):
-    """Each sample is how many objects the process has destroyed."""
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> int:
-        gc.collect()
-        return Garbage.destroyed
-
-
-def test_a_forked_process_destroys_nothing_that_it_inherited():
-    """Destructors may wait for threads that a copy of a process has not, as torchft's do."""
-    before = Garbage.destroyed
-    gc.disable()
-    try:
-        Garbage()
-        loader, _ = train_loader(Located(Collecting(), 'train'), 2, 0, 1, 0, Loading(1, 'fork'))
-        found = [batch.tolist() for batch in loader]
-    finally:
-        gc.enable()
-    assert found == [[before, before]] * 2
 
 
 def test_processes_that_are_slow_to_start_are_kept_for_the_next_evaluation():
