@@ -208,7 +208,7 @@ WORKLOADS: dict[str, Workload] = {
         compressed={
             **PACKED,
             'train.compression.warmup_epochs': 0,
-            'train.compression.warmup_steps': 600,  # of 2,940
+            'train.compression.warmup_steps': 1470,  # of 2,940
         },
         optimizer=ADAMW,
         after=('configs/rate/cosine.py',),
