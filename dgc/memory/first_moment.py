@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from dgc.buckets import Bucket
-from dgc.memory.base import Memory, clear, first_moment_of, refuse_momentum
+from dgc.memory.base import Memory, clear, first_moment_of, refuse_momentum, storage_type
 from dgc.sparse import Sparse
 
 
@@ -23,18 +24,27 @@ class FirstMoment(Memory):
     Args:
         beta1: β1.
         momentum_masking: Zero ``u`` at the positions that were sent.
+        dtype: Of u and v: 'float32', 8 bytes per element, or 'bfloat16', 4 (``dgc.memory.base``
+            says what is conserved then).
 
     Raises:
-        ValueError: For a beta1 outside [0, 1).
+        ValueError: For a beta1 outside [0, 1), or another type.
     """
 
     buffers = ('momentum', 'velocity')
     unsent = 'velocity'
+    continues = True
 
-    def __init__(self, beta1: float = 0.9, momentum_masking: bool = False) -> None:
+    def __init__(
+        self,
+        beta1: float = 0.9,
+        momentum_masking: bool = False,
+        dtype: str | torch.dtype = 'float32',
+    ) -> None:
         if not 0 <= beta1 < 1:
             raise ValueError(f'beta1 must be at least 0 and below 1, got {beta1}')
         self.beta1, self.momentum_masking = beta1, momentum_masking
+        self.dtype = storage_type(dtype)
 
     def check(self, momentum: float, nesterov: bool) -> None:
         """The momentum is this memory's ``beta1``."""
@@ -51,9 +61,28 @@ class FirstMoment(Memory):
 
     def compensate(self, bucket: Bucket) -> Tensor:
         """``u ← β1·u + (1 - β1)·g,  v ← v + u``; return ``v[n]``."""
-        moment, velocity = bucket.buffers['momentum'], bucket.buffers['velocity']
-        moment.mul_(self.beta1).add_(bucket.contribution, alpha=1 - self.beta1)
-        return velocity.add_(moment)
+        wide = self.widened(bucket)
+        u, v = wide['momentum'], wide['velocity']
+        if bucket.continued:
+            parts = zip(*map(bucket.views, (u, v, bucket.contribution)), strict=True)
+            for (name, of_u), (_, of_v), (_, part) in parts:
+                self._accumulate(of_u, of_v, part, begins=name not in bucket.continued)
+        else:
+            self._accumulate(u, v, bucket.contribution, begins=True)
+        self.keep(bucket, wide)
+        return v
+
+    def _accumulate(self, u: Tensor, v: Tensor, gradient: Tensor, begins: bool) -> None:
+        """Update u and v of some elements by a gradient, or by a further part of one.
+
+        Where a part is not the first, u and v have β1·u already, and the parts that came before.
+        """
+        if begins:
+            u.mul_(self.beta1).add_(gradient, alpha=1 - self.beta1)
+            v.add_(u)
+        else:
+            u.add_(gradient, alpha=1 - self.beta1)
+            v.add_(gradient, alpha=1 - self.beta1)
 
     def remove_sent(self, bucket: Bucket, sent: Sparse) -> None:
         """Zero the velocity at what was sent and, where sparse and masked, the moment."""
@@ -63,4 +92,4 @@ class FirstMoment(Memory):
 
     def add_error(self, bucket: Bucket, error: Sparse) -> None:
         """``v += error``."""
-        error.add_to(bucket.buffers['velocity'])
+        self.add(bucket, 'velocity', error)

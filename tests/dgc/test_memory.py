@@ -164,6 +164,21 @@ def test_parts_of_a_gradient_are_as_their_sum(nesterov):
     assert states == [[u, [13.0, 6.5] if nesterov else u]] * 2
 
 
+def test_parts_of_a_gradient_are_as_their_sum_in_the_first_moment():
+    states = []
+    for parts in ([[8.0, 4.0]], [[5.0, 1.0], [3.0, 3.0]]):
+        memory = FirstMoment(0.75)
+        bucket = bucket_for(memory, [0.0, 0.0], momentum=0.0)
+        bucket.buffers['momentum'].copy_(torch.tensor([4.0, 8.0]))
+        bucket.buffers['velocity'].fill_(1.0)
+        for number, part in enumerate(parts):
+            bucket.continued = {'weight'} if number else set()
+            bucket.gradient.copy_(torch.tensor(part))
+            memory.compensate(bucket)
+        states.append([bucket.buffers[name].tolist() for name in ('momentum', 'velocity')])
+    assert states == [[[5.0, 7.0], [6.0, 8.0]]] * 2
+
+
 def test_a_dense_message_masks_nothing_and_flushes_the_residual():
     memory = MomentumCorrection()
     bucket = bucket_for(memory, [1.0, 2.0], momentum=0.5)

@@ -17,7 +17,7 @@ from dgc.compressors import Dense, SampledTopK, TopK
 from dgc.exchanges import Exchanged, Hierarchical
 from dgc.exchanges.all_gather import AllGather
 from dgc.handshake import HandshakeError
-from dgc.memory import MomentumCorrection, Residual
+from dgc.memory import FirstMoment, MomentumCorrection, Residual
 from dgc.ops.rounding import add_rounded, draws, rounded
 from dgc.ops.uniform import keys
 from dgc.saved_state import merge_states
@@ -28,6 +28,7 @@ MEMORIES = {
     'fading residual': lambda **s: Residual(decay=0.9, **s),
     'momentum correction': lambda **s: MomentumCorrection(**s),
     'no masking': lambda **s: MomentumCorrection(momentum_masking=False, **s),
+    'first moment': lambda **s: FirstMoment(**s),
 }
 every_memory = pytest.mark.parametrize('make', MEMORIES.values(), ids=MEMORIES)
 COUNT = 1024  # seeds
@@ -249,7 +250,7 @@ def test_ranks_with_other_types_do_not_train_together():
     dgc.simulate(2, worker)
 
 
-@pytest.mark.parametrize('make', [Residual, MomentumCorrection])
+@pytest.mark.parametrize('make', [Residual, MomentumCorrection, FirstMoment])
 def test_a_type_is_a_name_or_torch_s_and_others_are_refused(make):
     assert make(dtype=torch.bfloat16).dtype == 'bfloat16'
     assert make(dtype=torch.float32).dtype == 'float32'

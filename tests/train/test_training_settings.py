@@ -4,6 +4,7 @@ cannot."""
 from __future__ import annotations
 
 import math
+import warnings
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import torch
 from launching import SIMULATED, Run, assert_same, here
 from torch import nn
 
-from dgc.memory import Residual
+from dgc.memory import FirstMoment, Residual
+from dgc.wiring import check_momentum, check_second_moment
 from utils.build import build_optimizer, build_rate
 from utils.checks import build_composition, check_settings
 from utils.cli import DECLARATIONS
@@ -217,13 +219,14 @@ def loaded(*files: str, overrides=()):
 
 @pytest.mark.parametrize('composition', ['dense/sgd', 'dgc/wm5', 'gtopk/tree', 'oktopk/periodic'])
 @pytest.mark.parametrize('name', ['adam', 'adamw', 'muon'])
-def test_other_optimizers_have_a_residual_and_a_rate_that_no_number_of_workers_changes(
+def test_other_optimizers_have_their_memory_and_a_rate_that_no_number_of_workers_changes(
     composition, name
 ):
     files = 'configs/digits/cnn.py', f'configs/{composition}.py', f'configs/optim/{name}.py'
     configs = loaded(*files, 'configs/rate/cosine.py')
     memory = build_composition(configs).memory
-    assert isinstance(memory, Residual) or composition == 'dense/sgd'
+    expected = Residual if name == 'muon' else FirstMoment
+    assert isinstance(memory, expected) or composition == 'dense/sgd'
     if name == 'muon' and not hasattr(torch.optim, 'Muon'):
         return
     model = configs.model.build()
@@ -240,6 +243,43 @@ def test_other_optimizers_have_a_residual_and_a_rate_that_no_number_of_workers_c
     assert values[:11] == pytest.approx([1e-3 * (step + 1) / 11 for step in range(11)])
     cosine = [1e-4 + 9e-4 * (1 + math.cos(math.pi * step / 240)) / 2 for step in range(240)]
     assert values[10:] == pytest.approx(cosine)
+
+
+LONG = 0.9999
+
+
+@pytest.mark.parametrize(
+    ('files', 'betas'),
+    [
+        ('dense/sgd optim/adamw', (0.9, 0.95)),
+        ('dense/sgd optim/adam', (0.9, 0.999)),
+        ('dgc/wm5 optim/adamw', (0.0, LONG)),
+        ('gtopk/wm4 optim/adam', (0.0, LONG)),
+        ('spardl/gres optim/adamw', (0.0, LONG)),
+        ('oktopk/periodic optim/adamw', (0.0, LONG)),
+        ('omgs/merged optim/adamw', (0.0, LONG)),
+        ('hierarchical/two optim/adamw', (0.0, LONG)),
+        ('dgc/wm5 optim/adamw optim/residual', (0.9, LONG)),
+        ('dgc/wm5 optim/adamw optim/movement', (0.9, 0.95)),  # of gradients that are not sparse
+        ('randomk/residual optim/adamw', (0.9, LONG)),
+        ('powersgd/rank4 optim/adamw', (0.9, 0.95)),
+        ('qsgd/bits4 optim/adamw', (0.9, 0.95)),
+        ('diloco/diloco optim/adamw', (0.9, 0.95)),
+    ],
+)
+def test_the_moments_of_adam_follow_what_is_sparsified(files, betas, caplog):
+    """No combination is refused or warned of, by the config files or by the library."""
+    configs = loaded('configs/digits/cnn.py', *(f'configs/{each}.py' for each in files.split()))
+    assert not caplog.records
+    assert configs.train.optimizer.betas == betas
+    optimizer = build_optimizer(configs, configs.model.build(), workers=4)
+    if 'diloco' in files or 'movement' in files:
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        composition = build_composition(configs)
+        check_momentum(optimizer, composition)
+        check_second_moment(optimizer, composition)
 
 
 @pytest.mark.parametrize(
