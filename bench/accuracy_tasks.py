@@ -62,12 +62,14 @@ class Task(ABC):
             return self.lr * (step + 1) / steps
         return self.lr * (1 + math.cos(math.pi * (step - steps) / (steps * (epochs - 1) or 1))) / 2
 
-    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        """Return what trains without compression."""
+    def optimizer(
+        self, parameters: Iterable[nn.Parameter], betas: tuple[float, float] = (0.9, 0.99)
+    ) -> Optimizer:
+        """Return what trains the parameters; ``betas`` are AdamW's."""
         from torch.optim import SGD, AdamW
 
         if self.is_adaptive:
-            return AdamW(parameters, self.lr, (0.9, 0.99), weight_decay=0.0)
+            return AdamW(parameters, self.lr, betas, weight_decay=0.0)
         return SGD(parameters, self.lr, 0.9, weight_decay=1e-4)
 
     @abstractmethod
