@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 EVERY = 30  # inner steps of a row with local steps
 FRAGMENTS, DELAY, MERGE = 2, 5, 0.5  # as in configs/streaming/diloco.py
-# Of AdamW where what the memory makes of gradients is sparsified: docs/optimizers.md.
-SPARSIFIED = (0.0, 0.9999)
+SPARSIFIED = (0.9, 0.9999)  # AdamW's decay rates for sparse gradients: docs/optimizers.md
 
 
 class Trained(NamedTuple):
@@ -91,18 +90,17 @@ class Compressed:
     density: float = DENSITY
     is_steady: ClassVar[bool] = False
 
-    def memory(self, task: Task) -> str:
-        """Return the name of its memory in ``dgc.memory``; '' for the algorithm's own."""
-        return 'FirstMoment' if task.is_adaptive else ''
+    def keeps_residual_only(self, task: Task) -> bool:
+        """Return whether what is not sent is fed back, and nothing else."""
+        return task.is_adaptive
 
     def composition(self, task: Task, epochs: Epochs) -> Composition:
-        """Return its composition, with the memory that the task's optimizer needs."""
+        """Return its composition. Under AdamW, which has the moments, only the rest is fed back."""
         settings: dict[str, Any] = {
             'warmup_epochs': epochs.warmup,
             'warmup_stage_steps': epochs.steps,
         }
-        name = self.memory(task)
-        memory = {'memory': part(f'memory:{name}')} if name else {}
+        memory = {'memory': part('memory:Residual')} if self.keeps_residual_only(task) else {}
         return algorithm(self.algorithm, self.density, **{**WITHIN_DGC, **memory}, **settings)
 
     def trained(self, task: Task, network: nn.Module, engine: Engine, epochs: Epochs) -> Trained:
@@ -151,9 +149,9 @@ def with_outer_steps(
 class Movement(Compressed):
     """The same on the steps that each rank's own optimizer takes, in place of gradients."""
 
-    def memory(self, task: Task) -> str:
-        """A residual: the moments are those of the task's optimizer."""
-        return 'Residual'
+    def keeps_residual_only(self, task: Task) -> bool:
+        """Always: the momentum is the optimizer's."""
+        return True
 
     def trained(self, task: Task, network: nn.Module, engine: Engine, epochs: Epochs) -> Trained:
         """Return a row's network and optimizer."""

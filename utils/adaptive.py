@@ -6,20 +6,20 @@ from dgc.memory import FirstMoment
 from utils.config import Config
 from utils.training.averaging import EveryStep
 
-LONG = 0.9999  # beta2 where an element arrives only every hundred or thousand steps
+LONG = 0.9999  # beta2 where an element arrives only every ten to a thousand steps
 
 
 def betas(train: Config, beta1: float, beta2: float) -> tuple[float, float]:
-    """Return the decay rates of the optimizer's moments (measured: docs/optimizers.md).
+    """Return the decay rates of the optimizer's moments.
 
-    Where gradients are sparsified, the second moment is a long average. The first one is the
-    memory's where that is ``FirstMoment``, as configs/optim/ chooses: each rank computes it, and it
-    is sparsified in place of the gradient. The optimizer's beta1 is 0 then.
+    Where gradients are sparsified, the second moment outlasts the steps between two arrivals of an
+    element (measured: docs/optimizers.md). Where the memory has the first moment, the optimizer has
+    none.
 
     Args:
         train: ``configs.train``.
-        beta1: Decay rate of the first moment, where the optimizer keeps it.
-        beta2: Decay rate of the second moment, where gradients are not sparsified.
+        beta1: Decay rate of the first moment.
+        beta2: Decay rate of the second moment where gradients are not sparsified.
     """
     if not sparsifies(train):
         return beta1, beta2

@@ -15,13 +15,13 @@ REPEATED = (DENSE, 'dgc')  # rows that are trained with --seeds seeds, the other
 # Before the files of local steps, which have no clipping of gradients, as a model's files may have.
 UNCLIPPED = ('configs/dense/sgd.py',)
 DENSITIES = (0.001, 0.01, 0.05, 0.1)  # of the rows for optimizers with two moments, such as AdamW
-RESIDUAL = 'configs/optim/residual.py'
+FIRST_MOMENT = ('configs/optim/first_moment.py',)
 # What these rows compress: config files that come last, and settings; see ADAPTIVE.
 COMPRESSED: dict[str, tuple[tuple[str, ...], Settings]] = {
-    'moment': ((), {}),
-    'moment-masked': ((), {'train.compression.memory.momentum_masking': True}),
-    'residual': ((RESIDUAL,), {}),
-    'residual-layers': (('configs/dgc/per_tensor.py', RESIDUAL), {}),
+    'residual': ((), {}),
+    'moment': (FIRST_MOMENT, {}),
+    'moment-masked': (FIRST_MOMENT, {'train.compression.memory.momentum_masking': True}),
+    'residual-layers': (('configs/dgc/per_tensor.py',), {}),
     'movement': (('configs/optim/movement.py',), {}),
 }
 
@@ -56,17 +56,17 @@ class Row:
 def adaptive() -> dict[str, Row]:
     """Return rows of Deep Gradient Compression's exchange under an adaptive optimizer, by name.
 
-    'moment' has the first moment in the memory, before compression, as the optimizer's config files
-    have it, 'moment-masked' with momentum factor masking; 'residual' feeds unsent gradients back
-    and leaves both moments to the optimizer, and 'residual-layers' selects from each tensor by
-    itself; 'movement' compresses the steps of each rank's own optimizer, in place of gradients. A density is reached by the workload's warm-up or, with 'cold', from the
+    'residual' feeds unsent gradients back and leaves both moments to the optimizer, and
+    'residual-layers' selects from each tensor by itself; 'moment' has the first moment in the
+    memory, before compression; 'movement' compresses the steps of each rank's own optimizer, in
+    place of gradients. A density is reached by the workload's warm-up or, with 'cold', from the
     first step on.
     """
     found = {}
     for density in DENSITIES:
         for what, (after, settings) in COMPRESSED.items():
             for start in ('', '-cold'):
-                if start and what != 'moment':  # which says what the warm-up does
+                if start and what != 'residual':  # which says what the warm-up does
                     continue
                 name = f'{what}-{density:g}{start}'
                 own = {**settings, 'train.compression.compress_ratio': density}
@@ -92,7 +92,7 @@ LOCAL = (
     *('diloco', 'quantized-diloco', 'streaming-diloco', 'sparse-loco', 'muloco', 'zero-one-adam'),
     *LOCAL_VARIANTS,
 )
-EVERY_STEP = ('dgc', 'moment-0.01', 'power-sgd', 'demo', 'one-bit-adam')
+EVERY_STEP = ('dgc', 'residual-0.01', 'power-sgd', 'demo', 'one-bit-adam')
 GROUPS = {  # names of several rows
     'published': PUBLISHED,
     'adaptive': (DENSE, *ADAPTIVE),

@@ -1,9 +1,6 @@
 """Muon for the matrices, AdamW for all else, with one rate of 1e-3 (torch 2.9 or newer)."""
 
-from dgc.memory import Residual
 from dgc.optim import MuonAndAdamW
 from utils.config import Config, configs
 
 configs.train.optimizer = Config(MuonAndAdamW, lr=1e-3, weight_decay=0.1)
-if 'memory' in configs.train.compression:
-    configs.train.compression.memory = Config(Residual)  # each of the two has its own momentum

@@ -49,7 +49,7 @@ def words(tmp_path):
 @pytest.fixture
 def measured(words, tmp_path):
     """Arguments under which everything is measured."""
-    words = [*words, '--rows', 'dense,gtopk,sparse-loco,moment-0.01,omgs', '--table']
+    words = [*words, '--rows', 'dense,gtopk,sparse-loco,residual-0.01,omgs', '--table']
     runs = {run.row: run for run in plan(parse(words))}
     assert [*runs] == ['dense', 'gtopk', 'sparse-loco', 'omgs']
     lines = [
@@ -122,7 +122,7 @@ def test_the_table_has_the_fastest_to_the_quality_first(measured, capsys):
     assert '2 workers; links of 8mbit with 10 ms per message; 100.0 ms of computing' in title
     assert head.endswith('| fewer bytes than dense fp32 | seconds | seconds to ≥ 89.00 |')
     assert [row.split(' | ')[0] for row in rows] == [
-        *('| gtopk', '| dense', '| sparse-loco', '| moment-0.01', '| omgs')
+        *('| gtopk', '| dense', '| sparse-loco', '| residual-0.01', '| omgs')
     ]
     gtopk, dense, loco, residual, omgs = rows
     # 20 steps of 0.1 s, with a message of 10 ms and 200 bytes at 1 MB/s; 1 + 39/44 epochs.

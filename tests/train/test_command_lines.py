@@ -218,7 +218,7 @@ def test_every_file_loads_and_is_short(file):
     folder = Path(file).parent.name
     base = {'imagenet': 'configs/imagenet/resnet18.py'}.get(folder, 'configs/digits/cnn.py')
     adam = 'configs/dgc/wm5.py configs/optim/adam.py'
-    before = {f'configs/optim/{name}.py': adam for name in ('residual', 'movement')}
+    before = {f'configs/optim/{name}.py': adam for name in ('first_moment', 'movement')}
     required = {'configs/plan/replay.py': '--configs.train.compression.planner.file plan.json'}
     configs = parse(f'--configs {base} {before.get(file, "")} {file} {required.get(file, "")}')
     assert configs.train.compression.build()

@@ -251,13 +251,6 @@ STACKS: dict[str, tuple[int, str]] = {
     'dgc/wm5 gtopk/tree': (0, ''),
     'dgc/fp16 dgc/packed spardl/mc': (0, ''),
     'dgc/wm5 omgs/merged plan/whole': (0, ''),
-    'gtopk/wm4 optim/adam': (0, ''),
-    'dgc/wm5 optim/adamw optim/movement': (0, ''),
-    'dgc/mean_momentum optim/adam': (
-        0,
-        'warning: configs/optim/adam.py replaces what configs/dgc/mean_momentum.py set: '
-        'configs.train.compression.memory was MeanMomentum, is FirstMoment',
-    ),
 }
 
 

@@ -28,8 +28,6 @@ class Source:
         word: The file of the stack, as it was written, that this one belongs to.
         declares: Whether it is an ``__init__.py``, whose settings the files beside it refine.
         base: Whether later folders build on its settings (``BASE = True`` in the file).
-        replaces: Settings of other folders' ``__init__.py``, by dotted name, that it is there to
-            replace (``REPLACES`` in the file).
         root: Whether it is the program's own declarations.
     """
 
@@ -37,7 +35,6 @@ class Source:
     word: str
     declares: bool = False
     base: bool = False
-    replaces: tuple[str, ...] = ()
     root: bool = False
 
 
@@ -150,8 +147,7 @@ class History:
             own = loser.declares and loser.file.parent == winner.file.parent
             refined = loser.declares and not winner.declares and not loss.owner
             back = loss.path in self._last and same(self._last[loss.path], loss.value)
-            meant = loser.declares and loss.path in winner.replaces
-            if not (loser.root or loser.base or own or refined or back or meant):
+            if not (loser.root or loser.base or own or refined or back):
                 yield loss
 
     @staticmethod

@@ -85,8 +85,7 @@ def _execute_stack(paths: Sequence[str | Path], root: str | Path | None) -> Hist
         configs._lock(not source.declares)
         outside = root is not None and not source.file.is_relative_to(Path(root).absolute().parent)
         module = _execute(str(source.file), importable=outside)
-        base, replaces = getattr(module, 'BASE', False) is True, getattr(module, 'REPLACES', ())
-        history.record(replace(source, base=base, replaces=tuple(replaces)))
+        history.record(replace(source, base=getattr(module, 'BASE', False) is True))
     configs._lock(True)
     history.refuse()
     return history
