@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 EVERY = 30  # inner steps of a row with local steps
 FRAGMENTS, DELAY, MERGE = 2, 5, 0.5  # as in configs/streaming/diloco.py
-SPARSIFIED = (0.9, 0.9999)  # AdamW's decay rates for sparse gradients: docs/optimizers.md
+BETA1, BETA2 = 0.9, 0.9999  # AdamW's decay rates for sparse gradients: docs/optimizers.md
 
 
 class Trained(NamedTuple):
@@ -90,17 +90,23 @@ class Compressed:
     density: float = DENSITY
     is_steady: ClassVar[bool] = False
 
-    def keeps_residual_only(self, task: Task) -> bool:
-        """Return whether what is not sent is fed back, and nothing else."""
-        return task.is_adaptive
+    beta1: ClassVar[float] = BETA1  # AdamW's
+
+    def memory(self, task: Task) -> str:
+        """Return the name of its memory in ``dgc.memory``; '' for the algorithm's own.
+
+        Under AdamW, which has the moments, only what is not sent is fed back.
+        """
+        return 'Residual' if task.is_adaptive else ''
 
     def composition(self, task: Task, epochs: Epochs) -> Composition:
-        """Return its composition. Under AdamW, which has the moments, only the rest is fed back."""
+        """Return its composition, with the memory that the task's optimizer needs."""
         settings: dict[str, Any] = {
             'warmup_epochs': epochs.warmup,
             'warmup_stage_steps': epochs.steps,
         }
-        memory = {'memory': part('memory:Residual')} if self.keeps_residual_only(task) else {}
+        name = self.memory(task)
+        memory = {'memory': part(f'memory:{name}')} if name else {}
         return algorithm(self.algorithm, self.density, **{**WITHIN_DGC, **memory}, **settings)
 
     def trained(self, task: Task, network: nn.Module, engine: Engine, epochs: Epochs) -> Trained:
@@ -108,7 +114,7 @@ class Compressed:
         import dgc
 
         made = self.composition(task, epochs)
-        inner = task.optimizer(network.parameters(), SPARSIFIED)
+        inner = task.optimizer(network.parameters(), (self.beta1, BETA2))
         if made.memory.holds_momentum:
             inner = dgc.DGCSGD(network.parameters(), task.lr, 0.9, weight_decay=1e-4)
         ours = dgc.DistributedOptimizer(
@@ -146,12 +152,22 @@ def with_outer_steps(
     return Trained(network, ours, lambda: ours.reducer.progress.sent, ours.agreed_parameters)
 
 
+class Moment(Compressed):
+    """The same with AdamW's first moment in the memory, which is sparsified."""
+
+    beta1 = 0.0
+
+    def memory(self, task: Task) -> str:
+        """Adam's first moment, or SGD's momentum: the algorithm's own."""
+        return 'FirstMoment' if task.is_adaptive else ''
+
+
 class Movement(Compressed):
     """The same on the steps that each rank's own optimizer takes, in place of gradients."""
 
-    def keeps_residual_only(self, task: Task) -> bool:
-        """Always: the momentum is the optimizer's."""
-        return True
+    def memory(self, task: Task) -> str:
+        """A residual: the moments, or the momentum, are those of the task's optimizer."""
+        return 'Residual'
 
     def trained(self, task: Task, network: nn.Module, engine: Engine, epochs: Epochs) -> Trained:
         """Return a row's network and optimizer."""
@@ -210,6 +226,7 @@ ROWS: dict[str, Hooked | Compressed | Local] = {
     'powersgd': Hooked(rows.powersgd),
     'dgc': Compressed('dgc'),
     'dgc 1 %': Compressed('dgc', 0.01),
+    'moment 1 %': Moment('dgc', 0.01),
     'movement 1 %': Movement('dgc', 0.01),
     'movement 5 %': Movement('dgc', 0.05),
     'gtopk': Compressed('gtopk'),
