@@ -89,7 +89,6 @@ class Compressed:
     algorithm: str
     density: float = DENSITY
     is_steady: ClassVar[bool] = False
-
     beta1: ClassVar[float] = BETA1  # AdamW's
 
     def memory(self, task: Task) -> str:
