@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.accuracy_rows import ROWS
+from bench.accuracy_rows import ROWS, suits
 from bench.accuracy_tasks import TASKS
 from bench.accuracy_worker import LIFTED, Recipe
 from tools.cluster import Cluster, ClusterError, parse_rate
@@ -63,7 +63,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add('--root', default='data/cifar10', help='folder that holds the data (data/cifar10)')
     add('--rate', default='100mbit', help='rate of the links; none: no limit (100mbit)')
     add('--target', type=float, metavar='X', help="accuracy in %%, or loss (the task's)")
-    add('--only', metavar='NAME,...', default=','.join(ROWS), help='measure only these rows')
+    add('--only', metavar='NAME,...', help='measure only these rows (all)')
     add('--lr', type=float, metavar='X', help="highest learning rate (the task's)")
     count('--nodes', default=4, help='number of machines (4)')
     count('--batch', help="samples per worker and step (the task's)")
@@ -76,11 +76,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add('--timeout', type=float, default=3600.0, help='seconds for one row (3600)')
     add('--json', type=Path, metavar='FILE', help='write the rows to this file')
     arguments = parser.parse_args(argv)
-    arguments.names = names(arguments.only)
     try:
         check_name('--task', 'task', arguments.task, TASKS)
+        rows = [name for name in ROWS if suits(name, TASKS[arguments.task])]
+        arguments.names = rows if arguments.only is None else names(arguments.only)
         for name in arguments.names:
-            check_name('--only', 'row', name, ROWS)
+            check_name('--only', 'row', name, rows)
         parse_rate(arguments.rate)
         arguments.cluster = Cluster(arguments.nodes)
     except ValueError as error:

@@ -152,13 +152,13 @@ def with_outer_steps(
 
 
 class Moment(Compressed):
-    """The same with AdamW's first moment in the memory, which is sparsified."""
+    """The same with AdamW's first moment in the memory, which is sparsified; see ``suits``."""
 
     beta1 = 0.0
 
     def memory(self, task: Task) -> str:
-        """Adam's first moment, or SGD's momentum: the algorithm's own."""
-        return 'FirstMoment' if task.is_adaptive else ''
+        """AdamW's first moment."""
+        return 'FirstMoment'
 
 
 class Movement(Compressed):
@@ -217,6 +217,11 @@ class Streaming(Local):
         import dgc
 
         return partial(dgc.StreamingSteps, fragments=FRAGMENTS, delay=DELAY, merge=MERGE)
+
+
+def suits(name: str, task: Task) -> bool:
+    """Return whether a row is another than all others: with SGD, 'moment 1 %' is 'dgc 1 %'."""
+    return task.is_adaptive or not isinstance(ROWS[name], Moment)
 
 
 ROWS: dict[str, Hooked | Compressed | Local] = {

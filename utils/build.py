@@ -21,6 +21,7 @@ from dgc.engines.cores import available_cores
 from dgc.handshake import average_tensors, broadcast_tensors
 from dgc.parameter_server import WorkerOptimizer
 from dgc.planner import Kept, Plan
+from utils.adaptive import warn_of_other_betas
 from utils.agree import agreed
 from utils.averaged import AveragedWeights
 from utils.carried import carrying, fresh
@@ -158,6 +159,7 @@ class Parts(Evaluated):
         step = int(saved.state.get('samples', 0)) // self.samples_per_step
         steps = saved.position.epochs * len(self.loaders['train']) + step
         settings = [{**group, 'params': None} for group in self.optimizer.param_groups]
+        warn_of_other_betas(saved.state['optimizer']['param_groups'], settings)
         self.model.load_state_dict(saved.state['model'])
         if self.averaged is not None and 'ema' in saved.state:
             self.averaged.load_state_dict(saved.state['ema'])

@@ -111,6 +111,7 @@ DIGITS_ROWS: dict[str, Settings] = {
     'random-k': {'train.compression.compress_ratio': 0.1, 'train.optimizer.lr': 0.1},
 }
 DILOCO = ('diloco', 'quantized-diloco', 'diloco-int4', 'diloco-fp4', 'muloco')
+HALF: Settings = {'train.compression.warmup_steps': 1470}  # of 2,940
 GPT_ROWS: dict[str, Settings] = {
     # 196 outer steps are few: with the papers' 0.9, DiLoCo's loss is 1.2 % higher (one seed).
     # Streaming DiLoCo's is 0.5 % lower.
@@ -127,7 +128,10 @@ GPT_ROWS: dict[str, Settings] = {
         'train.optimizer.lr': 0.004,
         'train.compression.topk': 256,
     },
-    'residual-0.1': {'train.compression.warmup_steps': 1470},  # half of the run
+    **{
+        f'{what}-0.1': HALF
+        for what in ('residual', 'residual-layers', 'moment', 'moment-masked', 'movement')
+    },
     # About 1 % of the elements at first; none is as large as on the digits.
     'threshold-v': {'train.compression.compressor.threshold': 0.02},
 }

@@ -3,4 +3,7 @@
 from dgc.memory import FirstMoment
 from utils.config import Config, configs
 
-configs.train.compression.memory = Config(FirstMoment)  # whose optimizer has a beta1 of 0
+configs.train.compression.memory = Config(FirstMoment)
+if configs.train.optimizer.betas[0]:  # else it has followed the memory: utils/adaptive.py
+    configs.train.compression.memory.beta1 = configs.train.optimizer.betas[0]
+    configs.train.optimizer.betas = (0.0, configs.train.optimizer.betas[1])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import gc
 import logging
 import os
 import socket
@@ -22,6 +21,7 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dgc.engines.base import EngineError
+from dgc.engines.forking import Inherited
 from dgc.engines.meeting import Quorum
 from dgc.engines.notice import REACH, Notice
 
@@ -32,10 +32,7 @@ RETRY = 0.4  # seconds between two attempts to connect
 AGAIN = 0.1  # seconds between two questions that nobody took
 SAY_EVERY = 10.0  # seconds between two lines about a lighthouse that does not answer
 
-# A forked process, such as one of a DataLoader, has none of this process's threads. The destructors
-# of torchft's objects and of gloo's groups wait for theirs, without end. So its garbage collector
-# leaves alone whatever exists at the fork.
-os.register_at_fork(after_in_child=gc.freeze)
+Inherited().register()  # of torchft's objects in this process
 
 
 class UnreachableError(EngineError):

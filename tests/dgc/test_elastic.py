@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import re
 import threading
 import time
@@ -443,33 +441,3 @@ def test_what_needs_a_fixed_number_of_workers_is_refused_by_name():
         check_elastic(torch.optim.LBFGS(plain), dgc.dense())
     with pytest.raises(ValueError, match=r'SparDL cannot serve 1 workers'):
         check_elastic(torch.optim.SGD(plain, 0.1), composition_of('spardl-teams'))
-
-
-class Garbage:
-    """An object in a circle, whose destructor is noted."""
-
-    destroyed = 0
-
-    def __init__(self) -> None:
-        self.circle = self
-
-    def __del__(self) -> None:
-        Garbage.destroyed += 1
-
-
-def test_a_forked_process_destroys_nothing_that_it_inherited():
-    """Destructors may wait for threads that a copy of a process has not, as torchft's do."""
-    gc.disable()
-    try:
-        Garbage()
-        before = Garbage.destroyed
-        pid = os.fork()
-        if not pid:
-            gc.collect()
-            os._exit(Garbage.destroyed - before)
-        _, status = os.waitpid(pid, 0)
-    finally:
-        gc.enable()
-    assert os.waitstatus_to_exitcode(status) == 0
-    gc.collect()
-    assert Garbage.destroyed == before + 1

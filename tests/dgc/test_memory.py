@@ -6,7 +6,8 @@ from dgc_helpers import KEPT, bucket_of, kept_by
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dgc.bucket_spec import BucketSpec
+from dgc.bucket_spec import BucketSpec, ParameterSpec
+from dgc.buckets import Bucket
 from dgc.composition import describe
 from dgc.compressors import Dense, SampledTopK, TopK
 from dgc.exchanges import Exchanged
@@ -19,6 +20,7 @@ from dgc.memory import (
     Residual,
     SAMomentum,
 )
+from dgc.schedule import DensitySchedule
 from dgc.sparse import Sparse
 from dgc.state import Elements, Resize
 
@@ -165,18 +167,24 @@ def test_parts_of_a_gradient_are_as_their_sum(nesterov):
 
 
 def test_parts_of_a_gradient_are_as_their_sum_in_the_first_moment():
-    states = []
-    for parts in ([[8.0, 4.0]], [[5.0, 1.0], [3.0, 3.0]]):
-        memory = FirstMoment(0.75)
-        bucket = bucket_for(memory, [0.0, 0.0], momentum=0.0)
-        bucket.buffers['momentum'].copy_(torch.tensor([4.0, 8.0]))
-        bucket.buffers['velocity'].fill_(1.0)
-        for number, part in enumerate(parts):
-            bucket.continued = {'weight'} if number else set()
-            bucket.gradient.copy_(torch.tensor(part))
-            memory.compensate(bucket)
-        states.append([bucket.buffers[name].tolist() for name in ('momentum', 'velocity')])
-    assert states == [[[5.0, 7.0], [6.0, 8.0]]] * 2
+    """Of two exchanges: for one parameter two parts of a gradient, for the other two gradients."""
+    memory = FirstMoment(0.75)
+    spec = ParameterSpec('continued', (1, 1)), ParameterSpec('new', (1, 1))
+    named = [(each, torch.nn.Parameter(torch.zeros(each.shape)), {}) for each in spec]
+    bucket = Bucket(
+        BucketSpec.of([each for each, _, _ in named], DensitySchedule()),
+        [(parameter, group) for _, parameter, group in named],
+        {'memory': {name: Elements() for name in memory.buffers}},
+    )
+    bucket.buffers['momentum'].copy_(torch.tensor([4.0, 8.0]))
+    bucket.buffers['velocity'].fill_(1.0)
+    for continued, gradient in ((set(), [5.0, 4.0]), ({'continued'}, [3.0, 4.0])):
+        bucket.continued = continued
+        bucket.gradient.copy_(torch.tensor(gradient))
+        memory.compensate(bucket)
+    # u = 0.75·4 + 0.25·8 once, and 0.75·8 + 0.25·4 = 7, then 0.75·7 + 0.25·4.
+    assert bucket.buffers['momentum'].tolist() == [5.0, 6.25]
+    assert bucket.buffers['velocity'].tolist() == [6.0, 1 + 7 + 6.25]
 
 
 def test_a_dense_message_masks_nothing_and_flushes_the_residual():

@@ -251,6 +251,12 @@ STACKS: dict[str, tuple[int, str]] = {
     'dgc/wm5 gtopk/tree': (0, ''),
     'dgc/fp16 dgc/packed spardl/mc': (0, ''),
     'dgc/wm5 omgs/merged plan/whole': (0, ''),
+    'dgc/wm5 optim/adam optim/adamw': (
+        0,
+        'warning: configs/optim/adamw.py replaces what configs/optim/adam.py set: '
+        'configs.train.optimizer was Adam, is AdamW; '
+        'configs.train.optimizer.betas was computed, is computed',
+    ),
 }
 
 

