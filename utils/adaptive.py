@@ -56,7 +56,8 @@ def warn_of_other_betas(
     with a beta2 that is nearer to 1, steps are shorter until the new average has as many steps.
 
     Args:
-        saved, configured: Groups of parameters of the optimizer of the checkpoint, and of this run.
+        saved, configured: The optimizer's groups of parameters, as the checkpoint has them and as
+            this run is configured.
     """
     for before, now in zip(saved, configured, strict=False):
         one, other = before.get('betas'), now.get('betas')

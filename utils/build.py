@@ -159,11 +159,11 @@ class Parts(Evaluated):
         step = int(saved.state.get('samples', 0)) // self.samples_per_step
         steps = saved.position.epochs * len(self.loaders['train']) + step
         settings = [{**group, 'params': None} for group in self.optimizer.param_groups]
-        warn_of_other_betas(saved.state['optimizer']['param_groups'], settings)
         self.model.load_state_dict(saved.state['model'])
         if self.averaged is not None and 'ema' in saved.state:
             self.averaged.load_state_dict(saved.state['ema'])
         self.optimizer.load_state_dict({**saved.state['optimizer'], 'steps': steps})
+        warn_of_other_betas(self.optimizer.param_groups, settings)
         for group, configured in zip(self.optimizer.param_groups, settings, strict=True):
             group.update({**configured, 'params': group['params']})
         self.rate.factor = saved.rate_factor
