@@ -231,7 +231,13 @@ WORKLOADS: dict[str, Workload] = {
             'train.num_epochs': 8,
             'train.optimizer.lr': 0.002,
         },
-        compressed={**PACKED, 'train.compression.warmup_epochs': 2},
+        # With a beta2 of 0.9999 DGC makes 1.3 and 1.5 points more errors (seeds 42 and 43): the
+        # large gradients of the first steps of CTC stay in the second moment for all of 600 steps.
+        compressed={
+            **PACKED,
+            'train.compression.warmup_epochs': 2,
+            'train.optimizer.betas': (0.9, 0.95),
+        },
         optimizer=ADAMW,
     ),
 }
