@@ -198,7 +198,11 @@ WORKLOADS: dict[str, Workload] = {
             'train.batch_size': 8,
             'train.optimizer.lr': 0.002,
         },
-        compressed={**PACKED, 'train.compression.warmup_epochs': 1},
+        compressed={
+            **PACKED,
+            'train.compression.warmup_epochs': 1,
+            'train.optimizer.betas': (0.9, 0.999),  # as dense training has it
+        },
         optimizer=('configs/optim/adam.py',),
     ),
     'gpt-adamw': Workload(
