@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 EVERY = 30  # inner steps of a row with local steps
 FRAGMENTS, DELAY, MERGE = 2, 5, 0.5  # as in configs/streaming/diloco.py
-BETA1, BETA2 = 0.9, 0.9999  # AdamW's decay rates for sparse gradients: docs/optimizers.md
 
 
 class Trained(NamedTuple):
@@ -89,7 +88,7 @@ class Compressed:
     algorithm: str
     density: float = DENSITY
     is_steady: ClassVar[bool] = False
-    beta1: ClassVar[float] = BETA1  # AdamW's
+    beta1: ClassVar[float] = 0.9  # AdamW's
 
     def memory(self, task: Task) -> str:
         """Return the name of its memory in ``dgc.memory``; '' for the algorithm's own.
@@ -111,9 +110,11 @@ class Compressed:
     def trained(self, task: Task, network: nn.Module, engine: Engine, epochs: Epochs) -> Trained:
         """Return a row's network and optimizer."""
         import dgc
+        from dgc.schedule import lasting_beta2
 
         made = self.composition(task, epochs)
-        inner = task.optimizer(network.parameters(), (self.beta1, BETA2))
+        betas = self.beta1, lasting_beta2(self.density)
+        inner = task.optimizer(network.parameters(), betas)
         if made.memory.holds_momentum:
             inner = dgc.DGCSGD(network.parameters(), task.lr, 0.9, weight_decay=1e-4)
         ours = dgc.DistributedOptimizer(

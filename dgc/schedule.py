@@ -139,3 +139,13 @@ def density_of(compress_ratio: float) -> float | None:
     Below 1 it is the density itself; above 1 its inverse (1000 for 0.1 %); 1 means uncompressed.
     """
     return compressed_below_one(1 / compress_ratio if compress_ratio > 1 else compress_ratio)
+
+
+def lasting_beta2(density: float) -> float:
+    """Return a decay rate with which Adam's second moment outlasts the steps between two arrivals.
+
+    At a density ρ an element arrives about every 1/ρ steps; the second moment is an average over
+    about 1/(1 - beta2) steps, of which there are at least 10,000 here (measured:
+    docs/optimizers.md).
+    """
+    return max(0.9999, 1 - density)

@@ -34,6 +34,7 @@ from dgc.planner.forecast import Forecast, Timing
 from dgc.planner.plan import read_on_rank_0
 from dgc.profile import Profile
 from dgc.reducer import Reducer, is_pipelined
+from dgc.schedule import lasting_beta2
 from dgc.state import Entries
 
 AVERAGED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -443,6 +444,6 @@ def check_second_moment(optimizer: Optimizer, composition: Composition) -> None:
         f'{type(optimizer).__name__} with beta2={least:g} averages squared gradients over about '
         f'{1 / (1 - least):.0f} steps, and at a density of {100 * density:g} % an element arrives '
         f'only about every {1 / density:.0f} steps: '
-        f'set betas={(float(beta1), max(0.9999, 1 - density))}',
+        f'set betas={(float(beta1), lasting_beta2(density))}',
         stacklevel=4,
     )

@@ -7,13 +7,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dgc.memory import FirstMoment
-from dgc.schedule import density_of
+from dgc.schedule import density_of, lasting_beta2
 from utils.config import Config
 from utils.training.averaging import EveryStep
 
 log = logging.getLogger(__name__)
-
-LONG = 0.9999  # beta2 where an element arrives only every ten to a thousand steps
 
 
 def betas(train: Config, beta1: float, beta2: float) -> tuple[float, float]:
@@ -32,7 +30,7 @@ def betas(train: Config, beta1: float, beta2: float) -> tuple[float, float]:
     if isinstance(memory, Config) and memory._func is FirstMoment:
         beta1 = 0.0
     density = density_of_gradients(train)
-    return beta1, beta2 if density is None else max(LONG, 1 - density)
+    return beta1, beta2 if density is None else lasting_beta2(density)
 
 
 def density_of_gradients(train: Config) -> float | None:

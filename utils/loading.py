@@ -52,7 +52,7 @@ class Loading:
             'multiprocessing_context': self.start_method,
             'persistent_workers': persistent or not self.forks,
             'pin_memory': self.pinned,
-            'worker_init_fn': begin,
+            'worker_init_fn': apart,
         }
 
     def check(self, dataset: Any) -> None:
@@ -86,11 +86,11 @@ def parts(value: Any, depth: int = 3) -> Iterator[Any]:
             yield from parts(each, depth - 1)
 
 
-def begin(_number: int) -> None:
-    """Give this process, which loads data, a process group of its own.
+def apart(_number: int) -> None:
+    """Move this process, which loads data, to a process group of its own.
 
-    A launcher signals the group of a rank, which acts on that at the end of its step, and needs its
-    processes until then; it ends them itself.
+    A launcher signals the group of a rank. The rank acts on that at the end of its step, and needs
+    its processes until then; it ends them itself.
 
     Args:
         _number: Of this process among those of its rank.

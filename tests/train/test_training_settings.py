@@ -260,7 +260,6 @@ LONG = 0.9999
         ('oktopk/periodic optim/adamw', (0.9, LONG)),
         ('omgs/merged optim/adamw', (0.9, LONG)),
         ('dgc/wm5 optim/adamw optim/first_moment', (0.0, LONG)),
-        ('dgc/wm5 text/gpt_1m optim/first_moment', (0.0, 0.99)),  # as the file of the text has it
         ('dgc/wm5 optim/adamw optim/movement', (0.9, 0.95)),  # of gradients that are not sparse
         ('randomk/residual optim/adamw', (0.9, LONG)),
         ('powersgd/rank4 optim/adamw', (0.9, 0.95)),
@@ -271,11 +270,8 @@ LONG = 0.9999
 def test_the_second_moment_of_adam_follows_what_is_sparsified(files, betas, caplog):
     """No combination is refused or warned of, by the config files or by the library."""
     configs = loaded('configs/digits/cnn.py', *(f'configs/{each}.py' for each in files.split()))
-    assert not caplog.records or 'text' in files
+    assert not caplog.records
     assert configs.train.optimizer.betas == betas
-    if 'text' in files:
-        assert configs.train.compression.memory.beta1 == 0.9
-        return
     if 'muon' in files and not hasattr(torch.optim, 'Muon'):
         return
     optimizer = build_optimizer(configs, configs.model.build(), workers=4)
@@ -286,6 +282,13 @@ def test_the_second_moment_of_adam_follows_what_is_sparsified(files, betas, capl
         composition = build_composition(configs)
         check_momentum(optimizer, composition)
         check_second_moment(optimizer, composition)
+
+
+def test_the_first_moment_is_that_of_a_model_s_own_file():
+    files = 'digits/cnn', 'dgc/wm5', 'text/gpt_1m', 'optim/first_moment'
+    configs = loaded(*(f'configs/{each}.py' for each in files))
+    assert configs.train.optimizer.betas == (0.0, 0.99)
+    assert configs.train.compression.memory.beta1 == 0.9
 
 
 def test_going_on_with_other_decay_rates_is_said(tmp_path):
