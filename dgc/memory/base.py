@@ -27,7 +27,7 @@ those of ``Bucket.next_seed``: other ones for each rank, bucket and step, the sa
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -122,6 +122,19 @@ class Memory(ABC):
         for name, tensor in wide.items():
             draw = of_unsent if name == self.unsent else of_momentum
             tensor.copy_(bucket.buffers[name].copy_(rounded(tensor, draw)))
+
+    def parts(self, bucket: Bucket, *flats: Tensor) -> Iterator[tuple[bool, tuple[Tensor, ...]]]:
+        """Yield whether a gradient begins or goes on (``Bucket.continued``), and its elements.
+
+        Args:
+            bucket: Whose gradients are added.
+            flats: Of the bucket ``[n]``; each yields a view.
+        """
+        if not bucket.continued:
+            yield True, flats
+            return
+        for views in zip(*map(bucket.views, flats), strict=True):
+            yield views[0][0] not in bucket.continued, tuple(view for _, view in views)
 
     def add(self, bucket: Bucket, name: str, part: Sparse) -> None:
         """Compute ``buffer += part`` for one of ``buffers``."""

@@ -63,12 +63,8 @@ class FirstMoment(Memory):
         """``u ← β1·u + (1 - β1)·g,  v ← v + u``; return ``v[n]``."""
         wide = self.widened(bucket)
         u, v = wide['momentum'], wide['velocity']
-        if bucket.continued:
-            parts = zip(*map(bucket.views, (u, v, bucket.contribution)), strict=True)
-            for (name, of_u), (_, of_v), (_, part) in parts:
-                self._accumulate(of_u, of_v, part, begins=name not in bucket.continued)
-        else:
-            self._accumulate(u, v, bucket.contribution, begins=True)
+        for begins, (of_u, of_v, gradient) in self.parts(bucket, u, v, bucket.contribution):
+            self._accumulate(of_u, of_v, gradient, begins)
         self.keep(bucket, wide)
         return v
 

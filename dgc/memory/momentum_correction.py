@@ -49,24 +49,16 @@ class MomentumCorrection(Memory):
         """Momentum, then accumulation; return the accumulated velocity ``v[n]``."""
         wide = self.widened(bucket)
         u, v = wide['momentum'], wide['velocity']
-        if bucket.continued:
-            self._continue(bucket, u, v)
-        else:
-            self._accumulate(bucket, u, v, bucket.contribution)
+        for begins, (of_u, of_v, gradient) in self.parts(bucket, u, v, bucket.contribution):
+            (self._accumulate if begins else self._continue)(bucket, of_u, of_v, gradient)
         self.keep(bucket, wide)
         return v
 
-    def _continue(self, bucket: Bucket, u: Tensor, v: Tensor) -> None:
-        """Update u and v by further parts of gradients, and by gradients that begin."""
-        parts = zip(*map(bucket.views, (u, v, bucket.contribution)), strict=True)
-        for (name, of_u), (_, of_v), (_, part) in parts:
-            if name not in bucket.continued:
-                self._accumulate(bucket, of_u, of_v, part)
-                continue
-            # u and v have m·u already, and the gradients that came before.
-            factor = bucket.momentum if bucket.nesterov else 1.0
-            of_u.add_(part, alpha=factor)
-            of_v.add_(part, alpha=1 + factor if bucket.nesterov else 1.0)
+    def _continue(self, bucket: Bucket, u: Tensor, v: Tensor, part: Tensor) -> None:
+        """Update u and v, which have m·u already, by a further part of a gradient."""
+        factor = bucket.momentum if bucket.nesterov else 1.0
+        u.add_(part, alpha=factor)
+        v.add_(part, alpha=1 + factor if bucket.nesterov else 1.0)
 
     def _accumulate(self, bucket: Bucket, u: Tensor, v: Tensor, gradient: Tensor) -> None:
         """Update u and v of some elements by the formulas of the class."""

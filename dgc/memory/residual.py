@@ -42,8 +42,8 @@ class Residual(Memory):
         wide = self.widened(bucket)
         residual = wide['residual']
         if self.decay != 1:
-            for name, part in bucket.views(residual) if bucket.continued else [('', residual)]:
-                if name not in bucket.continued:
+            for begins, (part,) in self.parts(bucket, residual):
+                if begins:
                     part.mul_(self.decay)
         residual.add_(bucket.contribution)
         self.keep(bucket, wide)
