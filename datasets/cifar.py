@@ -26,7 +26,7 @@ class CIFAR(dict[str, Dataset]):
         image_size: Side of the images, to which they are resized.
         download: Whether to download missing data. One process does, the others wait for it.
         verify: Whether to refuse files that differ from the published ones, instead of warning.
-        num_train: Number of training images to use, from the first on. None: all.
+        num_train, num_test: Number of images to use, from the first on. None: all.
 
     Raises:
         DatasetError: If the data is missing or damaged, or a setting is invalid.
@@ -40,6 +40,7 @@ class CIFAR(dict[str, Dataset]):
         download: bool = True,
         verify: bool = True,
         num_train: int | None = None,
+        num_test: int | None = None,
     ) -> None:
         if num_classes not in RELEASES:
             raise DatasetError.about(
@@ -51,26 +52,26 @@ class CIFAR(dict[str, Dataset]):
             _obtain(release, folder, root, download)
         check(release, folder, verify)
         mean, std = ([255 * part for part in parts[num_classes]] for parts in (MEAN, STD))
-        images, labels = read(release, folder, 'train')
-        if num_train is not None and not 1 <= num_train <= len(labels):
-            raise DatasetError.about(
-                'num_train',
-                num_train,
-                f'there are {len(labels)} images',
-                'choose from 1 to that, or None for all',
+        splits = {}
+        for split, number in (('train', num_train), ('test', num_test)):
+            images, labels = read(release, folder, split)
+            if number is not None and not 1 <= number <= len(labels):
+                raise DatasetError.about(
+                    f'num_{split}',
+                    number,
+                    f'there are {len(labels)} images',
+                    'choose from 1 to that, or None for all',
+                )
+            splits[split] = Images(
+                torch.from_numpy(images[:number]),
+                labels[:number],
+                mean,
+                std,
+                pad=PAD if split == 'train' else 0,
+                flip=split == 'train',
+                size=image_size,
             )
-        train = Images(
-            torch.from_numpy(images[:num_train]),
-            labels[:num_train],
-            mean,
-            std,
-            pad=PAD,
-            flip=True,
-            size=image_size,
-        )
-        images, labels = read(release, folder, 'test')
-        test = Images(torch.from_numpy(images), labels, mean, std, size=image_size)
-        super().__init__(train=train, test=test)
+        super().__init__(splits)
 
 
 def _obtain(release: Release, folder: Path, root: str, download: bool) -> None:

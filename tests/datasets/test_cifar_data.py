@@ -99,13 +99,24 @@ def test_only_training_images_are_augmented_and_the_seed_repeats_them(tmp_path):
     assert torch.equal(epoch('train'), first)
 
 
-def test_num_train_takes_the_first_images(tmp_path):
+def test_a_number_takes_the_first_images(tmp_path):
     write_folder(tmp_path)
-    cifar = CIFAR(str(tmp_path), verify=False, num_train=30)
-    assert [len(split) for split in cifar.values()] == [30, PER_FILE]
-    for num_train in (0, 101):
-        with pytest.raises(DatasetError, match='num_train'):
-            CIFAR(str(tmp_path), verify=False, num_train=num_train)
+    everything = CIFAR(str(tmp_path), verify=False)
+    cifar = CIFAR(str(tmp_path), verify=False, num_train=30, num_test=7)
+    for split, count in (('train', 30), ('test', 7)):
+        assert len(cifar[split]) == count
+        assert cifar[split].labels == everything[split].labels[:count]
+        assert torch.equal(cifar[split].images, everything[split].images[:count])
+
+
+@pytest.mark.parametrize(
+    ('setting', 'value', 'available'),
+    [('num_train', 0, 100), ('num_train', 101, 100), ('num_test', 0, 20), ('num_test', 21, 20)],
+)
+def test_a_number_that_is_not_there_is_refused(tmp_path, setting, value, available):
+    write_folder(tmp_path)
+    with pytest.raises(DatasetError, match=f'{setting} = {value}: there are {available} images'):
+        CIFAR(str(tmp_path), verify=False, **{setting: value})
 
 
 def test_image_size(tmp_path):
