@@ -24,6 +24,8 @@ class MomentumCorrection(Memory):
 
     ``m`` and Nesterov are those of the optimizer, read from the bucket. Where an element is sent,
     v ← 0, and u ← 0 too: momentum gathered while it waited would push it in a stale direction.
+    An element that is sent every few steps thus gathers little momentum: with a constant gradient,
+    sent every s steps, it moves by mean_{j=1..s}(1 - m^j) of the step of momentum SGD.
     An uncompressed bucket sends all of v and masks nothing: the mean of the ranks' momenta is the
     momentum of the mean, so this is momentum SGD, and it flushes the residual of a sparse phase.
 

@@ -141,6 +141,23 @@ def test_momentum_correction_is_equation_5_with_or_without_masking(masking):
     assert bucket.buffers['momentum'].tolist() == [0.0 if masking else 4.0, 0.0 if masking else 2.0]
 
 
+@pytest.mark.parametrize('masking', [True, False])
+@pytest.mark.parametrize('every', [1, 4, 10])
+def test_masking_shortens_the_steps_of_elements_that_are_sent_often(masking, every):
+    """docs/dgc.md: as a part of momentum SGD's, the mean of 1 - m^j for j from 1 to ``every``."""
+    memory, momentum = MomentumCorrection(masking), 0.9
+    # With equal gradients, top-k sends the element that has waited longest. A bucket of one
+    # element would be uncompressed: then there is a second one, which has no gradient.
+    gradient = torch.ones(every) if every > 1 else torch.tensor([1.0, 0.0])
+    bucket = bucket_for(memory, gradient, 1 / len(gradient), momentum)
+    for _ in range(100 * every):  # until the momentum has settled
+        take(memory, bucket, TopK())
+    moved = sum(take(memory, bucket, TopK()).to_dense().sum().item() for _ in range(every))
+    of_momentum_sgd = every * every / (1 - momentum)  # elements, steps, and the step of each
+    part = sum(1 - momentum**step for step in range(1, every + 1)) / every if masking else 1.0
+    assert moved / of_momentum_sgd == pytest.approx(part, rel=1e-4)
+
+
 def test_nesterov_looks_ahead():
     memory = MomentumCorrection()
     bucket = bucket_for(memory, [8.0], momentum=0.5, nesterov=True)
