@@ -90,6 +90,8 @@ class Composition:
         if self.clipping is not None:
             name = 'gradient_clipping'  # in the settings of all algorithms
             check_part(name, self.clipping, Clipping, 'ClipByModelNorm(1.0)')
+            if self.clipping.dense_after_mean:
+                self.memory.check_clipped_mean()
 
     def _check_payload(self) -> None:
         """Check that exchange and codec accept the compressor's messages."""

@@ -545,7 +545,7 @@ class Reducer:
         # Error feedback. A non-finite result, and what was cut from it, must not enter a memory.
         if not non_finite:
             if composition.clipping is not None and composition.clipping.waits(bucket):
-                composition.clipping.clip_mean(bucket)
+                composition.memory.clip_mean(bucket, composition.clipping.clip_mean)
             composition.memory.update(bucket, selected, exchanged, result)
             if self.scaling is not None and not bucket.scale(self.scaling.scale(bucket.device)):
                 non_finite = True

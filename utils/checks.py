@@ -323,7 +323,22 @@ def build_composition(configs: Config, kind: type | None = None) -> Any:
         )
     if isinstance(composition, Composition):
         check_effect(node, composition)
+        check_mean(configs, composition)
     return composition
+
+
+def check_mean(configs: Config, composition: Composition) -> None:
+    """Raise ConfigError where the mean that is to be clipped is none of gradients."""
+    train, memory = configs.train, composition.memory
+    if train.clip_mean is None or memory.sends_gradients:
+        return
+    name = type(memory).__name__
+    raise ConfigError(
+        f'configs.train.clip_mean = {function_name(train.clip_mean)} clips the mean gradient, and '
+        f'{name} sends momenta, which are up to 1/(1 - momentum) times as large'
+        f'{blame(configs.train, f"clip_mean {name}")}: clip gradients before the exchange '
+        'in its place, with configs/clip/local_norm.py or local_value.py'
+    )
 
 
 def check_effect(node: Config, composition: Composition) -> None:

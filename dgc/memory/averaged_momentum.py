@@ -32,6 +32,7 @@ class AveragedMomentum(Memory):
     buffers = ('momentum', 'residual')
     unsent = 'residual'
     needs_mean = True
+    sends_gradients = False
 
     def __init__(self, beta1: float = 0.9) -> None:
         if not 0 <= beta1 < 1:

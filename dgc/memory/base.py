@@ -27,7 +27,7 @@ those of ``Bucket.next_seed``: other ones for each rank, bucket and step, the sa
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -55,6 +55,8 @@ class Memory(ABC):
         dtype: Their type, 'float32' or 'bfloat16'.
         unsent: The one of ``buffers`` in which unsent elements add up; '' for none.
         holds_momentum: The velocity is kept here, so the optimizer must not apply momentum again.
+        sends_gradients: What is sent are gradients, with what was left unsent of earlier ones; not
+            momenta or velocities, whose mean is no gradient that could be clipped.
         needs_mean: ``update`` reads the mean over the ranks, which no parameter server returns.
         applies_rate: It multiplies gradients by the learning rate.
         feeds_back: Unsent elements and quantization errors are added to later messages.
@@ -66,6 +68,7 @@ class Memory(ABC):
     dtype = 'float32'
     unsent = ''
     holds_momentum = False
+    sends_gradients = True
     feeds_back = True
     needs_mean = False
     applies_rate = False
@@ -83,6 +86,24 @@ class Memory(ABC):
 
     def check_buckets(self, buckets: Sequence[BucketSpec]) -> None:
         """Raise ValueError where this memory cannot serve a division into buckets."""
+
+    def check_clipped_mean(self) -> None:
+        """Raise ValueError where ``clip_mean`` cannot clip the mean gradient."""
+        if not self.sends_gradients:
+            name = type(self).__name__
+            raise ValueError(
+                f'gradient_clipping.dense_after_mean clips the mean gradient, and {name} sends '
+                'momenta: leave dense_after_mean out, or use Residual or MeanMomentum'
+            )
+
+    def clip_mean(self, bucket: Bucket, clip: Callable[[Bucket], None]) -> None:
+        """Clip the mean gradient in the result of an uncompressed bucket, in place.
+
+        Args:
+            bucket: Whose gradients are the result of the exchange.
+            clip: Clips the gradients of a bucket.
+        """
+        clip(bucket)
 
     @abstractmethod
     def compensate(self, bucket: Bucket) -> Tensor:

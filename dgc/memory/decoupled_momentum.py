@@ -25,6 +25,7 @@ class DecoupledMomentum(Residual):
 
     applies_rate = True
     continues = False
+    sends_gradients = False
 
     def __init__(self, decay: float = 0.999) -> None:
         super().__init__(decay)

@@ -33,6 +33,7 @@ class FirstMoment(Memory):
 
     buffers = ('momentum', 'velocity')
     unsent = 'velocity'
+    sends_gradients = False
     continues = True
 
     def __init__(

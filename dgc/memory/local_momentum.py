@@ -22,6 +22,7 @@ class LocalMomentum(Memory):
 
     buffers = ('momentum',)
     holds_momentum = True
+    sends_gradients = False
     feeds_back = False
 
     def check(self, momentum: float, nesterov: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
@@ -26,6 +26,9 @@ class MeanMomentum(MomentumCorrection):
     mean. They differ once the bucket is compressed: all ranks begin with the same momentum. A step
     that also sends what is left of a sparse phase leaves each rank its own, and so does a bucket
     that is sent dense only since that is shorter.
+
+    With ``dense_after_mean`` of a clipping, ḡ is clipped before the momentum, as in the release; in
+    a step that also sends what is left of a sparse phase, their sum is.
     """
 
     needs_mean = True
@@ -62,10 +65,30 @@ class MeanMomentum(MomentumCorrection):
             return
         self._following.discard(bucket)
         wide, m = self.widened(bucket), bucket.momentum
-        momenta = wide['momentum'].split([mean.numel() for mean in result])
-        for momentum, mean in zip(momenta, result, strict=True):
+        for momentum, mean in beside(wide['momentum'], result):
             if bucket.nesterov:
                 momentum.add_(mean).mul_(m / (1 + m))
             else:
                 momentum.copy_(mean)
         self.keep(bucket, wide)
+
+    def check_clipped_mean(self) -> None:
+        """``clip_mean`` finds the mean gradient in the result, since all ranks have the same u."""
+
+    def clip_mean(self, bucket: Bucket, clip: Callable[[Bucket], None]) -> None:
+        """Clip ḡ in the result m·u + ḡ (Nesterov: m·u + (1 + m)·ḡ)."""
+        if bucket not in self._following:
+            return clip(bucket)
+        m = bucket.momentum
+        times = 1 + m if bucket.nesterov else 1.0
+        momentum = bucket.buffers['momentum'].float()
+        for u, piece in beside(momentum, bucket.pieces):
+            piece.add_(u, alpha=-m).div_(times)
+        clip(bucket)
+        for u, piece in beside(momentum, bucket.pieces):
+            piece.mul_(times).add_(u, alpha=m)
+
+
+def beside(flat: Tensor, pieces: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield each of some flat tensors with its part of ``flat[n]``, which is as long as all."""
+    return zip(flat.split([piece.numel() for piece in pieces]), pieces, strict=True)

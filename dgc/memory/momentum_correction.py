@@ -41,6 +41,7 @@ class MomentumCorrection(Memory):
     buffers = ('momentum', 'velocity')
     unsent = 'velocity'
     holds_momentum = True
+    sends_gradients = False
     continues = True
 
     def __init__(self, momentum_masking: bool = True, dtype: str | torch.dtype = 'float32') -> None:

@@ -26,6 +26,7 @@ class SAMomentum(Memory):
     buffers = ('momentum',)
     unsent = 'momentum'
     holds_momentum = True
+    sends_gradients = False
 
     def check(self, momentum: float, nesterov: bool) -> None:
         """It divides by the momentum, and has no Nesterov form."""

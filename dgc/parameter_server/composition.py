@@ -143,6 +143,11 @@ class Asynchronous:
                 f'{type(self.memory).__name__} does not fit a parameter server, whose workers send '
                 'updates and receive no mean: use SAMomentum, MomentumCorrection or Residual'
             )
+        if self.clipping is not None and self.clipping.dense_after_mean:
+            raise ValueError(
+                'gradient_clipping.dense_after_mean clips the mean gradient, and workers of a '
+                'parameter server receive none: leave dense_after_mean out'
+            )
 
     def trained(self, settings: Optimizer, named: list[tuple[str, Parameter]]) -> list[Named]:
         """Return the parameters that ``settings`` trains, each with its group.

@@ -12,14 +12,26 @@ from torch import Tensor, nn
 
 import dgc
 from dgc.clipping import ClipByGlobalNorm, ClipByModelNorm, ClipByNorm, ClipByValue
+from dgc.composition import Composition
 from dgc.compressors import TopK
 from dgc.exchanges.team_gather import AdaptiveSize, Bruck
-from dgc.memory import MeanMomentum, MomentumCorrection, Residual
+from dgc.memory import (
+    AveragedMomentum,
+    DecoupledMomentum,
+    FirstMoment,
+    LocalMomentum,
+    MeanMomentum,
+    MomentumCorrection,
+    NoMemory,
+    Residual,
+    SAMomentum,
+)
 from dgc.parameter_server import Changed, dual_way
 from dgc.planner import Whole
 from dgc.rules import LayerRules
 
 RANKS, N, RATE, MOMENTUM, DENSE = 2, 40, 0.1, 0.9, 3
+LIMIT = 1.0  # of clipping; most gradients exceed it
 DENSITY = 0.1
 always_sparse = partial(dgc.deep_gradient_compression, always_sparse=True)
 
@@ -50,14 +62,17 @@ def train(composition, steps: int, nesterov: bool = False):
     return dgc.simulate(RANKS, worker)
 
 
-def release(steps: int, nesterov: bool, masking: bool = True):
-    """The release in plain tensors: DENSE uncompressed steps, then top-k of each rank."""
+def release(steps: int, nesterov: bool, clip=lambda gradient, limit: gradient):
+    """The release in plain tensors: DENSE uncompressed steps, then top-k of each rank.
+
+    ``clip`` bounds the mean gradient of an uncompressed step, and each rank's of a later one.
+    """
     weight, path = torch.zeros(N), []
     u, v = torch.zeros(RANKS, N), torch.zeros(RANKS, N)
     for step in range(steps):
         g = gradients(step)
         if step < DENSE:
-            mean = g.mean(0)
+            mean = clip(g.mean(0), LIMIT)
             if nesterov:
                 u[:] = (u[0] + mean) * MOMENTUM
                 applied = u[0] + mean
@@ -65,6 +80,7 @@ def release(steps: int, nesterov: bool, masking: bool = True):
                 u[:] = u[0] * MOMENTUM + mean
                 applied = u[0]
         else:
+            g = torch.stack([clip(own, LIMIT * RANKS**0.5) for own in g])
             if nesterov:
                 u = (u + g) * MOMENTUM
                 v = v + u + g
@@ -99,6 +115,43 @@ def test_the_dense_phase_has_the_momentum_of_the_mean(nesterov, steps):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(buffers['momentum'], u[rank], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(buffers['velocity'], v[rank], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('nesterov', [False, True])
+@pytest.mark.parametrize('steps', [DENSE, DENSE + 4])
+def test_the_mean_gradient_is_clipped_before_the_momentum(nesterov, steps):
+    clipping = ClipByNorm(LIMIT, dense_after_mean=True)
+    expected, u, _ = release(steps, nesterov, lambda g, limit: g * min(1, limit / g.norm()))
+    free, _, _ = release(steps, nesterov)
+    assert not torch.allclose(expected[-1], free[-1], rtol=0.1)
+    made = train(lambda: warm(memory=MeanMomentum(), gradient_clipping=clipping), steps, nesterov)
+    for rank, (path, buffers) in enumerate(made):
+        for ours, theirs in zip(path, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(buffers['momentum'], u[rank], rtol=1e-4, atol=1e-5)
+
+
+SEND_MOMENTA = (
+    *(MomentumCorrection, LocalMomentum, FirstMoment, SAMomentum),
+    *(AveragedMomentum, DecoupledMomentum),
+)
+
+
+@pytest.mark.parametrize('memory', SEND_MOMENTA)
+def test_a_mean_of_momenta_is_not_clipped_as_a_gradient(memory):
+    clipping = ClipByNorm(LIMIT, dense_after_mean=True)
+    with pytest.raises(ValueError, match=f'dense_after_mean clips.*{memory.__name__} sends mom'):
+        Composition(memory=memory(), clipping=clipping)
+
+
+@pytest.mark.parametrize('memory', [NoMemory, Residual, MeanMomentum])
+def test_remedies_for_it_are_accepted(memory):
+    Composition(memory=memory(), clipping=ClipByNorm(LIMIT, dense_after_mean=True))
+
+
+def test_a_parameter_server_has_no_mean_to_clip():
+    with pytest.raises(ValueError, match='dense_after_mean .* receive none'):
+        dual_way(0.1, gradient_clipping=ClipByNorm(LIMIT, dense_after_mean=True))
 
 
 def test_each_ranks_momentum_gives_the_same_until_it_is_compressed():
@@ -153,7 +206,8 @@ def train_sgd(composition):
 
 def test_a_compressed_bucket_is_clipped_before_all_the_same():
     plain = train(lambda: warm(gradient_clipping=ClipByNorm(1.0)), DENSE + 2)[0]
-    late = train(lambda: warm(gradient_clipping=ClipByNorm(1.0, dense_after_mean=True)), DENSE + 2)
+    clipping = ClipByNorm(1.0, dense_after_mean=True)
+    late = train(lambda: warm(memory=MeanMomentum(), gradient_clipping=clipping), DENSE + 2)
     path, buffers = late[0]
     assert not torch.allclose(path[0], plain[0][0])
     for rank in range(RANKS):  # the last gradient enters a rank's momentum clipped to 1·√2

@@ -72,6 +72,13 @@ class TestClipping:
         torch.testing.assert_close(moved, wanted, rtol=1e-4, atol=1e-7)
         assert float(wanted.abs().max()) == RATE * 0.001
 
+    @pytest.mark.parametrize('memory', ['dgc/wm5', 'gtopk/mc', 'signsgd/signum', 'oktopk/mc'])
+    def test_a_mean_of_momenta_is_not_clipped_as_a_gradient(self, memory, tmp_path):
+        files = ['configs/digits/cnn.py', f'configs/{memory}.py', 'configs/clip/mean_norm.py']
+        done = train(tmp_path, files=files, code=2).done
+        assert 'configs.train.clip_mean = clip_grad_norm_' in done.output
+        assert 'configs/clip/mean_norm.py' in done.output
+
     @pytest.mark.parametrize('name', ['local_norm', 'local_value'])
     def test_ranks_clip_before_the_exchange(self, name):
         configs = loaded(*DENSE, f'configs/clip/{name}.py')
