@@ -6,8 +6,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dgc.buckets import Bucket, part_of
-from dgc.corrected import Corrected
-from dgc.memory.base import Memory, first_moment_of, refuse_momentum
+from dgc.memory.base import first_moment_of, refuse_momentum
 from dgc.memory.residual import Residual
 
 
@@ -53,6 +52,6 @@ class DecoupledMomentum(Residual):
             place.add_(gradient, alpha=float(member.group.get('lr', 1.0)))
         return residual
 
-    def corrected(self, bucket: Bucket) -> Corrected:
-        """``compensate``; no kernel scales a gradient on its way."""
-        return Memory.corrected(self, bucket)
+    def _is_fused(self, bucket: Bucket) -> bool:
+        """No kernel scales a gradient on its way."""
+        return False

@@ -78,7 +78,8 @@ class MeanMomentum(MomentumCorrection):
     def clip_mean(self, bucket: Bucket, clip: Callable[[Bucket], None]) -> None:
         """Clip ḡ in the result m·u + ḡ (Nesterov: m·u + (1 + m)·ḡ)."""
         if bucket not in self._following:
-            return clip(bucket)
+            clip(bucket)
+            return
         m = bucket.momentum
         times = 1 + m if bucket.nesterov else 1.0
         momentum = bucket.buffers['momentum'].float()

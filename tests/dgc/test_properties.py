@@ -47,7 +47,13 @@ from dgc.exchanges import (
     OkTopK,
     SparDL,
 )
-from dgc.memory import FirstMoment, MeanMomentum, MomentumCorrection, Residual
+from dgc.memory import (
+    DecoupledMomentum,
+    FirstMoment,
+    MeanMomentum,
+    MomentumCorrection,
+    Residual,
+)
 from dgc.planner import Adaptive, BySize, Merged, PerTensor, Whole
 from dgc.progress import Progress
 from dgc.rules import LayerRules
@@ -148,6 +154,10 @@ TABLE |= {
         lambda: sparse(memory=Residual(), compressor=PeriodicThreshold(period=4))
     ),
     'residual fp16': Row(lambda: sparse(memory=Residual(), fp16_values=True, int32_indices=True)),
+    'dgc decoupled momentum': Row(lambda: sparse(memory=DecoupledMomentum()), frozenset()),
+    'dgc decoupled momentum that does not decay': Row(
+        lambda: sparse(memory=DecoupledMomentum(decay=1.0)), frozenset()
+    ),
     'dgc mean momentum': Row(lambda: sparse(memory=MeanMomentum())),
     # The masking drops what the momentum of the mean holds of other ranks.
     'dgc mean momentum, warm-up': Row(
