@@ -101,7 +101,7 @@ class Compressed:
         """Return its composition, with the memory that the task's optimizer needs."""
         settings: dict[str, Any] = {
             'warmup_epochs': epochs.warmup,
-            'warmup_stage_steps': epochs.steps,
+            'warmup_stage_steps': epochs.steps if epochs.warmup else None,
         }
         name = self.memory(task)
         memory = {'memory': part(f'memory:{name}')} if name else {}

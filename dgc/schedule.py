@@ -31,7 +31,8 @@ class DensitySchedule:
 
     Raises:
         TypeError: For a setting that is not a number.
-        ValueError: For a density outside (0, 1], or a warm-up that is incomplete.
+        ValueError: For a density outside (0, 1], a warm-up that is incomplete, or settings of its
+            stages where it has none.
     """
 
     density: float | None = None
@@ -60,26 +61,32 @@ class DensitySchedule:
             raise ValueError(f'warmup_epochs must be at least 0, got {self.warmup_epochs}')
         if self.stage_steps is not None and self.stage_steps < 1:
             raise ValueError(f'stage_steps must be at least 1, got {self.stage_steps}')
-        if self.warmup_steps:
-            self._check_steps()
+        self._check_steps()
+        if not self.warmup_epochs:
+            self._check_stages()
+
+    def _check_stages(self) -> None:
+        """Refuse settings of stages where there are none."""
+        of_stages = {'warmup_coeff': self.warmup_coeff, 'warmup_stage_steps': self.stage_steps}
+        remedy = 'and warmup_steps to 0, ' if self.warmup_steps else ''
+        for name, value in of_stages.items():
+            if value is not None:
+                raise ValueError(
+                    f'{name}={value} is for the stages of a warm-up, and warmup_epochs is 0: set '
+                    f'it to the number of stages, {remedy}or {name} to None'
+                )
 
     def _check_steps(self) -> None:
-        """Refuse a number of steps that is none, and settings of another warm-up beside it."""
+        """Refuse a number of steps that is none, and two warm-ups."""
         if self.warmup_steps < 0 or not float(self.warmup_steps).is_integer():
             raise ValueError(
                 f'warmup_steps must be a whole number, 0 or more, got {self.warmup_steps}'
             )
-        others = {
-            'warmup_epochs': self.warmup_epochs or None,
-            'warmup_coeff': self.warmup_coeff,
-            'warmup_stage_steps': self.stage_steps,
-        }
-        for name, value in others.items():
-            if value is not None:
-                raise ValueError(
-                    f'warmup_steps={self.warmup_steps} and {name}={value} are two warm-ups: set '
-                    f'warmup_steps to 0, or leave {name} out'
-                )
+        if self.warmup_steps and self.warmup_epochs:
+            raise ValueError(
+                f'warmup_steps={self.warmup_steps} and warmup_epochs={self.warmup_epochs} are two '
+                'warm-ups: set one of them to 0'
+            )
 
     def _check_types(self) -> None:
         """Refuse strings and other values that are no numbers."""

@@ -3,3 +3,4 @@
 from utils.config import configs
 
 configs.train.compression.warmup_epochs = 0
+configs.train.compression.warmup_coeff = None

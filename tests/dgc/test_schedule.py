@@ -115,19 +115,25 @@ class TestSteps:
         assert schedule.towards(0.1) == DensitySchedule(0.1, warmup_steps=9)
         assert schedule.towards(None).at(3, 1) is None
 
+    def test_two_warm_ups_are_refused(self):
+        message = '^warmup_steps=9 and warmup_epochs=5 are two warm-ups: set one of them to 0$'
+        with pytest.raises(ValueError, match=message):
+            DensitySchedule(0.01, warmup_epochs=5, warmup_steps=9)
+
+    @pytest.mark.parametrize('steps', [0, 9])
     @pytest.mark.parametrize(
-        ('other', 'named'),
+        ('stages', 'named'),
         [
-            ({'warmup_epochs': 5}, 'warmup_epochs=5'),
             ({'stage_steps': 3}, 'warmup_stage_steps=3'),
             ({'warmup_coeff': 0.5}, 'warmup_coeff=0.5'),
             ({'warmup_coeff': [0.5]}, r'warmup_coeff=\(0.5,\)'),
         ],
     )
-    def test_two_warm_ups_are_refused(self, other, named):
-        with pytest.raises(ValueError, match=f'^warmup_steps=9 and {named} are two warm-ups: .*'):
-            DensitySchedule(0.01, warmup_steps=9, **other)
-        DensitySchedule(0.01, warmup_steps=0, **other)
+    def test_settings_of_stages_are_refused_where_there_are_none(self, stages, named, steps):
+        message = f'^{named} is for the stages of a warm-up, and warmup_epochs is 0: set it to'
+        with pytest.raises(ValueError, match=message):
+            DensitySchedule(0.01, warmup_steps=steps, **stages)
+        DensitySchedule(0.01, warmup_epochs=1, **stages)
 
     @pytest.mark.parametrize('steps', [-1, 2.5, float('nan'), float('inf')])
     def test_no_number_of_steps_is_refused(self, steps):
