@@ -43,6 +43,8 @@ from utils.training.averaging import Averaging, Surroundings
 
 # Settings of torch's schedulers that count calls; configurations give them in epochs.
 COUNTED_IN_EPOCHS = ('T_max', 'milestones', 'step_size', 'total_iters')
+# Those that are learning rates; configurations give that of one worker, as of the optimizer.
+RATES = ('eta_min',)
 
 # Settings in which a server and its workers may differ, and so may elastic workers.
 INDIVIDUAL = (
@@ -339,21 +341,24 @@ def build_scheduler(
 ) -> LRScheduler | None:
     """The configured scheduler of torch, which steps once per epoch or once per step.
 
-    Its settings count epochs in the configuration; for one call per step they are converted.
+    Its settings count epochs in the configuration, and its rates are those of one worker; they are
+    converted to its calls, and scaled as the optimizer's rate has been.
     """
-    node = configs.train.scheduler
-    if node is None or configs.train.schedule_lr_per_epoch:
-        return None if node is None else node.build(optimizer)
-    in_steps: dict[str, Any] = {}
+    node, rate = configs.train.scheduler, configs.train.optimizer.lr
+    if node is None:
+        return None
+    scale = optimizer.param_groups[0]['lr'] / rate if rate else 1.0
+    converted: dict[str, Any] = {name: node[name] * scale for name in RATES if name in node}
+    calls = 1 if configs.train.schedule_lr_per_epoch else steps_per_epoch
     for name in COUNTED_IN_EPOCHS:
         if name in node:
             epochs = node[name]
-            in_steps[name] = (
-                epochs * steps_per_epoch
+            converted[name] = (
+                epochs * calls
                 if isinstance(epochs, int)
-                else [epoch * steps_per_epoch for epoch in epochs]
+                else [epoch * calls for epoch in epochs]
             )
-    return node.build(optimizer, **in_steps)
+    return node.build(optimizer, **converted)
 
 
 def check_metric(configs: Config, datasets: dict[str, Dataset]) -> None:

@@ -251,6 +251,22 @@ def test_other_optimizers_have_a_residual_and_a_rate_that_no_number_of_workers_c
     assert values[10:] == pytest.approx(cosine)
 
 
+@pytest.mark.parametrize('per_epoch', [True, False])
+@pytest.mark.parametrize('workers', [1, 4])
+def test_a_cosine_ends_at_a_tenth_of_the_rate_of_all_workers(workers, per_epoch):
+    overrides = [
+        *('--configs.train.num_batches_per_step', '2', '--configs.train.num_epochs', '6'),
+        *('--configs.train.schedule_lr_per_epoch', str(per_epoch)),
+    ]
+    configs = loaded('configs/digits/cnn.py', 'configs/rate/cosine.py', overrides=overrides)
+    optimizer = build_optimizer(configs, configs.model.build(), workers)
+    rate = build_rate(configs, optimizer, 10, workers)
+    full = configs.train.optimizer.lr * 2 * workers
+    assert rate.current == pytest.approx(full)
+    rate.before_step(10 * 6)  # one warm-up epoch, and five of the cosine
+    assert rate.current == pytest.approx(full / 10)
+
+
 LONG = 0.9999
 
 
