@@ -354,9 +354,7 @@ def build_scheduler(
         if name in node:
             epochs = node[name]
             converted[name] = (
-                epochs * calls
-                if isinstance(epochs, int)
-                else [epoch * calls for epoch in epochs]
+                epochs * calls if isinstance(epochs, int) else [epoch * calls for epoch in epochs]
             )
     return node.build(optimizer, **converted)
 
