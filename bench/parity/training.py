@@ -137,7 +137,8 @@ def planned(
     dense = () if row.compresses or row.is_local or row.has_server else workload.dense
     stack = *workload.configs, *row.configs, *optimizer, *workload.after, *row.after, *dense
     configs = tuple(dict.fromkeys(stack))
-    texts |= taken(row, configs, overrides)
+    having = {f'configs.{key}': str(value) for key, value in workload.having.items()}
+    texts |= dict(taken(row, configs, having)) | dict(taken(row, configs, overrides))
     others = {k: value for k, value in texts.items() if k in places or k.startswith(UNNAMED)}
     settings = {key: value for key, value in texts.items() if key not in others}
     return Run(
@@ -149,7 +150,7 @@ def planned(
 def taken(
     row: Row, configs: tuple[str, ...], overrides: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the settings of a command line that go to a row.
+    """Yield the settings of a command line, or of all rows that have them, that go to a row.
 
     Those of the composition and of local steps go to rows that have a setting of that name, those
     of a density to rows that have one, all others to every row.

@@ -66,6 +66,7 @@ class Workload:
         settings: Of all rows; '{data}' in a text stands for the folder of ``--data``. Where data
             lies does not identify a result.
         compressed: More settings, of the rows that have a density; INDICES where they have indices.
+        having: More settings, of the rows whose composition has them.
         dense: Config files that come last in the synchronous rows that have none.
         optimizer: Config files of another optimizer than SGD. They come after those of an
             algorithm, unless it has a rule of its own.
@@ -81,6 +82,7 @@ class Workload:
     metric: Metric = ACCURACY
     settings: Settings = field(default_factory=dict)
     compressed: Settings = field(default_factory=dict)
+    having: Settings = field(default_factory=dict)
     dense: tuple[str, ...] = ()
     optimizer: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
@@ -101,9 +103,7 @@ CIFAR: Settings = {
 }
 # Masking takes the momentum of elements that are sent often, which slows the epochs in which the
 # density falls: ResNet-20 is 2.6 points behind dense training with it (seed 42).
-UNMASKED: dict[str, Settings] = {
-    name: {'train.compression.memory.momentum_masking': False} for name in ('dgc', 'dgc-memory16')
-}
+UNMASKED: Settings = {'train.compression.memory.momentum_masking': False}
 ADAMW = ('configs/optim/adamw.py',)
 MOMENTS: Settings = {'train.averaging.moments': {'exp_avg': 30, 'exp_avg_sq': 30}}
 # In the last of its stages, which is reached within the run.
@@ -161,7 +161,7 @@ WORKLOADS: dict[str, Workload] = {
         ('configs/cifar/resnet20.py',),
         settings={**CIFAR, 'train.num_epochs': 10, 'train.optimizer.lr': 0.00625},
         compressed={**PACKED, 'train.compression.warmup_epochs': 4},
-        rows=UNMASKED,
+        having=UNMASKED,
     ),
     'vgg16': Workload(
         'VGG-16 in bfloat16 on the first 4,000 training images of CIFAR-10, 6 epochs',
@@ -175,7 +175,7 @@ WORKLOADS: dict[str, Workload] = {
             'train.precision': 'bf16',  # takes three quarters of the time
         },
         compressed={**PACKED, 'train.compression.warmup_epochs': 2},
-        rows=UNMASKED,
+        having=UNMASKED,
     ),
     'ptb': Workload(
         "the paper's small LSTM on the validation text of Penn Treebank, 6 epochs",

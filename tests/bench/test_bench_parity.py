@@ -181,6 +181,20 @@ def test_settings_of_the_command_line_go_to_the_rows_that_have_them(words, setti
     assert {run.row for run in runs if run.settings.get(name) == '3'} == HAVE[setting]
 
 
+@pytest.mark.parametrize('name', ['resnet20', 'vgg16'])
+def test_settings_of_a_workload_go_to_the_rows_that_have_them(name):
+    setting = 'configs.train.compression.memory.momentum_masking'
+    chosen = rows(['dense', 'dgc', 'dgc-memory16', 'chunk', 'gtopk', 'dgs', 'signum', 'diloco'])
+    plans = [planned(name, WORKLOADS[name], row, 0, 2, 'simulated', 'cpu', ROOT, {})
+             for row in chosen]  # fmt: skip
+    having = {plan.row for plan in plans if plan.settings.get(setting) == 'False'}
+    assert having == {'dgc', 'dgc-memory16', 'chunk'}
+    (overridden,) = rows(['dgc'])
+    again = planned(name, WORKLOADS[name], overridden, 0, 2, 'simulated', 'cpu', ROOT,
+                    {setting: 'True'})  # fmt: skip
+    assert again.settings[setting] == 'True'
+
+
 def test_real_launchers_start_a_process_for_each_worker(words):
     (run,) = plan(parse([*words, '--rows', 'gtopk', '--engine', 'torchrun', '--workers', '3']))
     command = run.command(Path('runs'))
