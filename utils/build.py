@@ -440,8 +440,7 @@ def build_train_loader(
     common = datasets['train'], step, rank, size, configs.seed
     rows = configs.train.batch_size
     if configs.data.loader is not None:
-        with naming(configs.data.loader):
-            return own_loader(configs.data.loader, *common, rows)
+        return own_loader(configs.data.loader, *common, rows)
     return train_loader(*common, build_loading(configs, device), rows)
 
 

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, defa
 
 from datasets import DatasetError
 from datasets.images import Batch
+from utils.checks import naming
 from utils.config import Config
 from utils.loading import IN_PLACE, Batches, Loading
 from utils.seeding import seed_everything
@@ -35,6 +36,10 @@ class Located(Dataset[Any]):
 
     def __len__(self) -> int:
         return len(self.dataset)
+
+    def __iter__(self) -> Iterator[Any]:
+        """All samples, in order. Python's own loop ends with an IndexError, which is none here."""
+        return (self[index] for index in range(len(self)))
 
     def __getitem__(self, index: int) -> Any:
         try:
@@ -306,11 +311,27 @@ class Until:
         return len(self.loader)
 
 
-def build_share(dataset: Any, rank: int, size: int, seed: int, rows: int) -> TrainShare:
-    """One rank's share of the training data, in ``rows`` streams where samples continue others."""
+def build_share(
+    dataset: Any, batch: int, rank: int, size: int, seed: int, rows: int | None = None
+) -> TrainShare:
+    """One rank's share of the training data, in streams where samples continue others.
+
+    Args:
+        dataset, batch, rank, size, seed, rows: See ``train_loader``.
+
+    Raises:
+        ValueError: If it is less than one step.
+    """
     if getattr(dataset, 'streams', None) is None:
-        return TrainShare(dataset, rank, size, seed)
-    return StreamShare(dataset, rank, size, seed, rows)
+        share = TrainShare(dataset, rank, size, seed)
+    else:
+        share = StreamShare(dataset, rank, size, seed, rows or batch)
+    if len(share) < batch:
+        raise ValueError(
+            f'configs.train.batch_size: {len(share)} training samples per worker are fewer than '
+            f'one step of {batch}; use smaller batches or fewer workers'
+        )
+    return share
 
 
 def train_loader(
@@ -336,12 +357,7 @@ def train_loader(
         ValueError: If there are none.
         ConfigError: If the data set cannot be sent to the processes that load data.
     """
-    share = build_share(dataset, rank, size, seed, rows or batch)
-    if len(share) < batch:
-        raise ValueError(
-            f'configs.train.batch_size: {len(share)} training samples per worker are fewer than '
-            f'one step of {batch}; use smaller batches or fewer workers'
-        )
+    share = build_share(dataset, batch, rank, size, seed, rows)
     loading.check(dataset)
     share.for_processes = loading.processes > 0
     loader = DataLoader(
@@ -368,10 +384,15 @@ def own_loader(
 
     It is called with `dataset`, the split 'train'; `order`, this rank's samples: it gives their
     numbers in the order of the current epoch, each time it is iterated over; and `batch_size`.
+
+    Raises:
+        ValueError: If there are none.
+        ConfigError: If the loader refuses its settings, or cannot be iterated over.
     """
-    share = build_share(dataset, rank, size, seed, rows or batch)
-    loader = node.build(dataset=dataset, order=share, batch_size=batch)
-    return Batches(loader, share, batch), share
+    share = build_share(dataset, batch, rank, size, seed, rows)
+    with naming(node):
+        loader = node.build(dataset=dataset, order=share, batch_size=batch)
+    return Batches(loader, dataset, share, batch), share
 
 
 def evaluation_loader(

@@ -103,17 +103,19 @@ class Batches:
 
     Args:
         loader: Gives the batches of one epoch each time it is iterated over.
+        dataset: The training data.
         order: This rank's samples, of which ``order.skipped`` are left out.
         batch_size: Samples of a batch.
     """
 
-    def __init__(self, loader: Iterable[Any], order: Any, batch_size: int) -> None:
+    def __init__(self, loader: Iterable[Any], dataset: Any, order: Any, batch_size: int) -> None:
         if not isinstance(loader, Iterable):
             raise ConfigError(
                 f'configs.data.loader: it returned a {type(loader).__name__}; return an object '
                 'that gives the batches of an epoch each time it is iterated over'
             )
         self._loader, self._order = loader, order
+        self.dataset = dataset
         self.batch_size = batch_size
 
     def __len__(self) -> int:

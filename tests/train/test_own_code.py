@@ -1,14 +1,17 @@
-"""Models and data of one's own that are wrong: a line that says what, then the user's code.
+"""Models, data and loaders of one's own: they train, or a line says what is wrong, then the code.
 
 docs/failures.md, row 19.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
-from launching import SIMULATED, Done, here
+from launching import ROOT, SIMULATED, Done, here, only_run
+
+from tools.snippets.run import snippets
 
 # Two sound splits of random images, and a model; a case replaces one of them.
 CONFIG = """
@@ -169,3 +172,49 @@ def test_an_exception_of_ones_own_code_is_a_line_and_its_place(tmp_path, case, s
     assert places[at].startswith(f'  File "{tmp_path}/mine.py", line ')
     assert places[at + 1] == f'    {text}'
     assert all(place.startswith((' ', '~', '^')) for place in places)
+
+
+# ---------------------------------------------------------------- a loader of one's own
+
+PLAIN = [
+    *('--configs', 'configs/digits/cnn.py', 'configs/dense/sgd.py', '--devices', 'cpu'),
+    *('--configs.train.num_epochs', '1', '--configs.train.batch_size', '32'),
+    *('--configs.dataset.pad', '0', '--configs.dataset.test_size', '1500'),
+]
+SAMPLES = 1797 - 1500
+
+
+@pytest.fixture
+def loader_file(tmp_path) -> Path:
+    """The loader of docs/input.md, in a config file."""
+    code = next(s.text for s in snippets(ROOT / 'docs/input.md') if 'class OnDevice' in s.text)
+    declared, _, rest = code.partition('configs.data = Config()\n')
+    path = tmp_path / 'own.py'
+    path.write_text(declared + rest.partition('\n')[0] + '\n')
+    return path
+
+
+def test_a_loader_of_ones_own_trains_as_the_usual_one_does(loader_file, tmp_path):
+    runs = []
+    for name, files in (('usual', []), ('own', [loader_file])):
+        words = [*PLAIN[:3], *files, *PLAIN[3:], '--runs', tmp_path / name]
+        runs.append(only_run(tmp_path / name, here(*words)))
+    usual, own = runs
+    assert own.results == usual.results
+    facts = [json.loads((run.folder / 'run.json').read_text()) for run in runs]
+    assert facts[0]['samples'] == facts[1]['samples'] == {'train': SAMPLES, 'test': 1500}
+
+
+@pytest.mark.parametrize('more', [[], ['--configs.train.num_steps', '3']])
+def test_less_than_a_step_is_refused_with_any_loader(loader_file, tmp_path, more):
+    words = [*PLAIN[:3], 'FILE', *PLAIN[3:], '--configs.train.batch_size', '500', *more]
+    for files in ([], [loader_file]):
+        at = words.index('FILE')
+        done = here(*words[:at], *files, *words[at + 1 :], '--runs', tmp_path / 'runs')
+        assert (done.code, done.complaints) == (
+            2,
+            [
+                f'train.py: configs.train.batch_size: {SAMPLES} training samples per worker are '
+                'fewer than one step of 500; use smaller batches or fewer workers'
+            ],
+        ), done.output

@@ -242,6 +242,19 @@ class Lazy(torch.utils.data.Dataset):
         return torch.zeros(2), index
 
 
+class Numbered(torch.utils.data.Dataset):
+    """Samples are their numbers, also beyond the length."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
 class Batches(Lazy):
     """Gives whole batches."""
 
@@ -270,6 +283,20 @@ def test_a_sample_that_cannot_be_read_is_named(kind):
         list(loader)
     assert isinstance(raised.value.__cause__, ValueError)
     assert data.asked == ([[0, 1, 2], [3, 4, 5], [6, 7, 8]] if kind is Batches else [])
+
+
+@pytest.mark.parametrize('data', [[(1, 2), (3, 4)], Numbered(2)])
+def test_a_loop_over_the_samples_ends_with_the_last(data):
+    assert list(Located(data, 'train')) == [data[0], data[1]]
+
+
+def test_a_loop_over_the_samples_does_not_end_with_a_broken_one():
+    class Short(Numbered):
+        def __getitem__(self, index: int) -> int:
+            return [1][index]
+
+    with pytest.raises(SampleError, match="sample 1 of 'train' cannot be read: IndexError"):
+        list(Located(Short(2), 'train'))
 
 
 def test_an_exception_in_a_batch_whose_samples_are_sound_passes_through():

@@ -153,6 +153,18 @@ def test_a_loader_of_ones_own_gives_what_the_usual_one_gives():
         assert [targets.tolist() for _, targets in ours] == theirs
 
 
+@pytest.mark.parametrize('rows', [3, 12])
+@pytest.mark.parametrize('streams', [None, 2])
+def test_less_than_a_step_is_refused_by_both_loaders(streams, rows):
+    data = TensorDataset(*DATA.tensors)
+    data.streams = streams
+    text = r'batch_size: \d+ training samples per worker are fewer than one step of 12'
+    with pytest.raises(ValueError, match=text):
+        train_loader(data, 12, 1, 2, 7, rows=rows)
+    with pytest.raises(ValueError, match=text):
+        own_loader(Config(Slices), data, 12, 1, 2, 7, rows)
+
+
 def test_what_a_loader_gives_beyond_the_epoch_is_left_out_and_what_it_lacks_is_an_error():
     assert len(list(made(surplus=1)[0])) == 3
     with pytest.raises(DatasetError, match=r'gave 2 batches, and the rest of this epoch has 3'):
