@@ -85,6 +85,21 @@ def model_digest(state: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(sorted(shapes(state).items())).encode()).hexdigest()[:16]
 
 
+def evaluated_weights(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The model of a checkpoint as it was evaluated.
+
+    Of local steps it has the parameters on which the ranks agreed, since a rank's own may have
+    moved on; and the average of the weights, where there is one. Whatever is no dictionary in a
+    file of another program counts as missing.
+    """
+    optimizer = state.get('optimizer')
+    agreed = optimizer.get('agreed') if isinstance(optimizer, Mapping) else None
+    weights: dict[str, Tensor] = {}
+    for part in (state.get('model'), agreed, state.get('ema')):
+        weights.update(part if isinstance(part, Mapping) else {})
+    return weights
+
+
 def not_finite(state: Mapping[str, Any]) -> set[str]:
     """The names of the tensors of a model's state that hold NaN or an infinite number."""
     return {name for name, tensor in sealed.tensors(dict(state)) if not is_finite(tensor)}

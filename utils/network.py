@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from utils.checkpoint import evaluated_weights
 from utils.config import Config, ConfigError
 
 ENABLE = 'gradient_checkpointing_enable'  # the method's name in the transformers library
@@ -42,8 +43,8 @@ def load_pretrained(model: nn.Module, path: Path, skip: Sequence[str] = ()) -> N
 
     Args:
         model: Gets them.
-        path: A state of a model as torch.save writes it, or a checkpoint of train.py, of which an
-            average of the weights is preferred.
+        path: A state of a model as torch.save writes it, or a checkpoint of train.py, of which the
+            weights are copied that were evaluated.
         skip: Patterns of names that are not copied, such as the layer of the classes.
 
     Raises:
@@ -91,10 +92,9 @@ def read_weights(path: Path, setting: str) -> Mapping[str, Tensor]:
     except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
         reason = ' '.join(str(error).split())
         raise ConfigError(f'{setting} cannot be read as weights: {reason:.200}') from error
-    for name in ('ema', 'model', 'state_dict'):
-        if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
-            content = content[name]
-            break
+    if isinstance(content, Mapping):
+        within = content.get('state_dict')
+        content = evaluated_weights(content) or (within if isinstance(within, Mapping) else content)
     is_state = isinstance(content, Mapping) and all(
         isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
     )

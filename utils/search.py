@@ -20,6 +20,7 @@ from utils.checkpoint import (
     CheckpointError,
     Checkpoints,
     Position,
+    evaluated_weights,
     file_name,
     not_finite,
     shapes,
@@ -95,10 +96,8 @@ class Saved:
         return norm
 
     def model(self) -> dict[str, Tensor]:
-        """The model's state; of local steps, with the parameters on which the ranks agreed; the
-        average of the weights, where there is one."""
-        agreed = self.state.get('optimizer', {}).get('agreed', {})
-        return {**self.state['model'], **agreed, **self.state.get('ema', {})}
+        """The model's state, as it was evaluated."""
+        return evaluated_weights(self.state)
 
 
 class Search:

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from utils.checkpoint import Position
 from utils.config import ConfigError
-from utils.network import load_pretrained
+from utils.network import load_pretrained, read_weights
+from utils.search import Saved
 
 
 def network(classes: int = 3) -> nn.Sequential:
@@ -30,6 +32,31 @@ def test_an_average_is_preferred_to_the_weights(tmp_path):
     torch.save({'model': source.state_dict(), 'ema': average.state_dict()}, tmp_path / 'w')
     load_pretrained(target, tmp_path / 'w')
     assert target[0].weight.equal(average[0].weight)
+
+
+MODEL, AGREED, EMA = ({name: torch.full((2,), value) for name in names}
+                      for names, value in (('wvb', 1.0), ('wv', 2.0), ('wvb', 3.0)))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ('more', 'expected'),
+    [
+        ({}, MODEL),
+        ({'optimizer': {'state': {}, 'param_groups': []}}, MODEL),
+        ({'optimizer': {'agreed': AGREED}}, {**MODEL, **AGREED}),
+        ({'ema': EMA}, EMA),
+        ({'optimizer': {'agreed': AGREED}, 'ema': EMA}, EMA),
+        ({'optimizer': None, 'ema': None}, MODEL),  # of another program
+    ],
+)
+def test_a_checkpoint_gives_the_weights_that_were_evaluated(more, expected, tmp_path):
+    state = {'model': MODEL, 'rate_factor': 1.0, **more}
+    torch.save(state, tmp_path / 'w')
+    found = read_weights(tmp_path / 'w', 'file')
+    evaluated = Saved(tmp_path, Position(1), 1, state).model()
+    assert found.keys() == evaluated.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor) and torch.equal(evaluated[name], tensor), name
 
 
 def test_skipped_names_stay_as_they_are_built(tmp_path):
