@@ -26,7 +26,7 @@ configs.pretrained.file = described(
     None, 'State of a model, or a checkpoint, whose weights training begins with. None: none.'
 )
 configs.pretrained.skip = described(
-    (), "Patterns of names that are left as they are built, such as ('fc.*',)."
+    (), "Patterns of names that are not copied from it, such as ('fc.*',)."
 )
 
 configs.data = Config()

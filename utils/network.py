@@ -45,17 +45,22 @@ def load_pretrained(model: nn.Module, path: Path, skip: Sequence[str] = ()) -> N
         model: Gets them.
         path: A state of a model as torch.save writes it, or a checkpoint of train.py, of which the
             weights are copied that were evaluated.
-        skip: Patterns of names that are not copied, such as the layer of the classes.
+        skip: Patterns of names that are not copied, such as the layer of the classes. Each fits a
+            name of the model or of the file.
 
     Raises:
         ConfigError: If the file cannot be read, or names or shapes differ; it names them.
     """
     setting = f'configs.pretrained.file = {path}'
     saved, own = read_weights(path, setting), model.state_dict()
-    unused = [pattern for pattern in skip if not any(fnmatchcase(name, pattern) for name in own)]
+    names = {**own, **saved}
+    unused = [pattern for pattern in skip if not any(fnmatchcase(name, pattern) for name in names)]
     if unused:
-        raise ConfigError(f'configs.pretrained.skip: {unused[0]!r} is no name in the model')
-    taken = {name for name in {**own, **saved} if not any(fnmatchcase(name, s) for s in skip)}
+        raise ConfigError(
+            f'configs.pretrained.skip: {unused[0]!r} is no name in the model or in {path}; leave '
+            'it out'
+        )
+    taken = {name for name in names if not any(fnmatchcase(name, s) for s in skip)}
     wrong = {
         'is missing in it': [name for name in own if name in taken - saved.keys()],
         'is not in the model': [name for name in saved if name in taken - own.keys()],
@@ -65,11 +70,11 @@ def load_pretrained(model: nn.Module, path: Path, skip: Sequence[str] = ()) -> N
             if name in taken & saved.keys() and saved[name].shape != own[name].shape
         ],
     }
-    reasons = [f'{listed(names)} {what}' for what, names in wrong.items() if names]
+    reasons = [f'{listed(found)} {what}' for what, found in wrong.items() if found]
     if reasons:
         raise ConfigError(
             f'{setting} does not fit the model: {"; ".join(reasons)}: choose its model, or name '
-            'what is to be left as it is in configs.pretrained.skip'
+            'what is not to be copied in configs.pretrained.skip'
         )
     with torch.no_grad():
         for name in own:

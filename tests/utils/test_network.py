@@ -81,7 +81,7 @@ def changed(state: dict, name: str) -> dict:
             lambda s: {**s, '2.weight': torch.zeros(10, 5)}, (),
             '2.weight (10, 5) for (3, 5) has another shape',
         ),
-        (dict, ('fc.*',), "configs.pretrained.skip: 'fc.*' is no name in the model"),
+        (dict, ('fc.*',), "configs.pretrained.skip: 'fc.*' is no name in the model or in "),
         (lambda s: {'epoch': 3}, (), 'holds no state of a model'),
         (lambda s: {}, (), 'holds no state of a model'),
         (lambda s: [torch.zeros(1)], (), 'holds no state of a model'),
@@ -96,6 +96,25 @@ def test_a_file_that_does_not_fit_is_refused_in_one_line(content, skip, message,
         load_pretrained(model, tmp_path / 'w', skip)
     assert message in str(caught.value) and 'configs.pretrained.' in str(caught.value)
     assert model[0].weight.equal(before)
+
+
+@pytest.mark.parametrize(
+    ('content', 'name'),
+    [
+        (lambda s: {n: t for n, t in s.items() if n != '0.bias'}, '0.bias'),
+        (lambda s: {**s, 'aux.weight': torch.zeros(1)}, 'aux.weight'),
+        (lambda s: {**s, '2.weight': torch.zeros(10, 5)}, '2.weight'),
+    ],
+    ids=['missing in the file', 'not in the model', 'another shape'],
+)
+def test_what_does_not_fit_may_be_skipped_as_the_error_says(content, name, tmp_path):
+    source, model = network(), network()
+    torch.save(content(source.state_dict()), tmp_path / 'w')
+    with pytest.raises(ConfigError, match=f'{name}.*: choose its model, or name .*skip$'):
+        load_pretrained(model, tmp_path / 'w')
+    load_pretrained(model, tmp_path / 'w', [name])
+    for copied in source.state_dict().keys() - {name}:
+        assert model.state_dict()[copied].equal(source.state_dict()[copied]), copied
 
 
 def test_code_in_a_file_is_not_run(tmp_path):
