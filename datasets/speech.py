@@ -15,6 +15,8 @@ from torch.utils.data import Dataset
 from datasets.audio import log_spectrogram, read_sound
 from datasets.errors import DatasetError
 from datasets.letters import LETTERS, encode
+from models.losses import frames_needed
+from models.speech import STRIDE
 
 __all__ = ['AN4', 'Speech', 'Utterance', 'Utterances']
 
@@ -41,9 +43,11 @@ class Utterances(Dataset[tuple[Tensor, Tensor]]):
         rate: Samples per second of all files.
         letters: Those of the transcripts.
         setting: Named in errors.
+        stride: Frames of a spectrogram that become one of the network's output, which CTC aligns
+            with the letters. An utterance with too few is refused when it is read.
 
     Raises:
-        DatasetError: If a transcript is empty or has other letters.
+        DatasetError: If a transcript is empty or has other letters, or the stride is below 1.
     """
 
     def __init__(
@@ -52,8 +56,12 @@ class Utterances(Dataset[tuple[Tensor, Tensor]]):
         rate: int = 16_000,
         letters: str = LETTERS,
         setting: str = 'root',
+        stride: int = STRIDE,
     ) -> None:
+        if stride < 1:
+            raise DatasetError.about('stride', stride, 'no frame', 'choose 1 or more')
         self.utterances, self.rate, self.setting = list(utterances), rate, setting
+        self.stride = stride
         self.targets = []
         for path, text in self.utterances:
             try:
@@ -69,10 +77,14 @@ class Utterances(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         path, target = self.utterances[index].path, self.targets[index]
         sound = log_spectrogram(read_sound(path, self.rate, self.setting), self.rate)
-        repeated = int((target[1:] == target[:-1]).sum())  # has a blank between
-        if sound.shape[1] < len(target) + repeated:
-            problem = f'{sound.shape[1]} frames are too few for {len(target)} letters'
-            raise self._wrong(path, problem, 'mend or leave out its line')
+        frames, needed = -(-sound.shape[1] // self.stride), int(frames_needed(target[None]))
+        if frames < needed:
+            problem = (
+                f'its {sound.shape[1]} frames become {frames} of the network, and its '
+                f'{len(target)} letters need {needed}'
+            )
+            remedy = 'mend or leave out its line, or set configs.dataset.stride of another network'
+            raise self._wrong(path, problem, remedy)
         return F.pad(sound, (0, 0, 0, 1), value=1.0), target
 
     def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, Tensor]]:
@@ -100,16 +112,24 @@ class Speech(dict[str, Dataset]):
         train, test: The manifests.
         rate: Samples per second of all files.
         letters: Those of the transcripts.
+        stride: See ``Utterances``.
 
     Raises:
         DatasetError: If a manifest or a transcript cannot be read.
     """
 
-    def __init__(self, train: str, test: str, rate: int = 16_000, letters: str = LETTERS) -> None:
+    def __init__(
+        self,
+        train: str,
+        test: str,
+        rate: int = 16_000,
+        letters: str = LETTERS,
+        stride: int = STRIDE,
+    ) -> None:
         super().__init__()
         for split, path in (('train', train), ('test', test)):
             found = read_manifest(Path(path).expanduser(), split)
-            self[split] = Utterances(found, rate, letters, split)
+            self[split] = Utterances(found, rate, letters, split, stride)
 
 
 class AN4(dict[str, Dataset]):
@@ -120,12 +140,13 @@ class AN4(dict[str, Dataset]):
             sound files under wav/; or one with the manifests an4_train_manifest.csv,
             an4_test_manifest.csv and perhaps an4_val_manifest.csv, which becomes the split 'valid'.
         rate: Samples per second of all files.
+        stride: See ``Utterances``.
 
     Raises:
         DatasetError: If the data is missing or damaged.
     """
 
-    def __init__(self, root: str = './data/an4', rate: int = 16_000) -> None:
+    def __init__(self, root: str = './data/an4', rate: int = 16_000, stride: int = STRIDE) -> None:
         super().__init__()
         folder = Path(root).expanduser()
         if (folder / MANIFESTS['train']).is_file():
@@ -144,7 +165,7 @@ class AN4(dict[str, Dataset]):
                 'set the folder an4 of the published archive, or one with manifests',
             )
         for split, utterances in found.items():
-            self[split] = Utterances(utterances, rate)
+            self[split] = Utterances(utterances, rate, stride=stride)
 
 
 def read_manifest(path: Path, setting: str) -> list[Utterance]:

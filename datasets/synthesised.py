@@ -13,6 +13,7 @@ from datasets.audio import write_wav
 from datasets.download import fetch_once
 from datasets.errors import DatasetError
 from datasets.speech import Utterances, read_manifest
+from models.speech import STRIDE
 
 __all__ = ['SynthesisedWords']
 
@@ -39,6 +40,7 @@ class SynthesisedWords(dict[str, Dataset]):
         num_train, num_test: Numbers of sentences.
         noise: Standard deviation of the noise; that of a tone is about 0.2.
         seed: Of words and sounds.
+        stride: See ``Utterances``.
 
     Raises:
         DatasetError: If the folder cannot be written, or a number is below 1.
@@ -51,6 +53,7 @@ class SynthesisedWords(dict[str, Dataset]):
         num_test: int = 200,
         noise: float = 0.3,
         seed: int = 0,
+        stride: int = STRIDE,
     ) -> None:
         for setting, value in (('num_train', num_train), ('num_test', num_test)):
             if value < 1:
@@ -65,12 +68,10 @@ class SynthesisedWords(dict[str, Dataset]):
             fetch_once(folder, make)
         except OSError as error:
             raise DatasetError.about('root', root, str(error), 'choose another folder') from error
-        super().__init__(
-            {
-                split: Utterances(read_manifest(folder / f'{split}.csv', 'root'), RATE, LETTERS)
-                for split in ('train', 'test')
-            }
-        )
+        super().__init__()
+        for split in ('train', 'test'):
+            found = read_manifest(folder / f'{split}.csv', 'root')
+            self[split] = Utterances(found, RATE, LETTERS, stride=stride)
 
 
 def write_all(folder: Path, counts: tuple[int, int], noise: float, seed: int) -> None:

@@ -7,9 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-__all__ = ['DeepSpeech', 'Lookahead']
+__all__ = ['STRIDE', 'DeepSpeech', 'Lookahead']
 
 BANDS = 41  # height of the first kernel
+STRIDE = 2  # frames of the spectrogram that become one of the output
 CERTAIN = 1e4  # logits of frames after the end: this much more for the blank than for letters
 
 
@@ -36,9 +37,9 @@ class DeepSpeech(nn.Module):
     """Two convolutions, LSTM layers, one linear layer: spectrograms -> logits, for CTC.
 
     The input [B, bins + 1, T] has a last row that is 1 within an utterance and 0 behind its end.
-    The output is [B, ceil(T / 2), classes]; class 0 is the blank. What is behind the end changes
-    nothing (but the statistics of BatchNorm after the convolutions, in training), and frames there
-    are blank with certainty, so that a loss or a decoder needs no lengths.
+    The output is [B, ceil(T / STRIDE), classes]; class 0 is the blank. What is behind the end
+    changes nothing (but the statistics of BatchNorm after the convolutions, in training), and
+    frames there are blank with certainty, so that a loss or a decoder needs no lengths.
 
     Args:
         classes: Letters and the blank.
@@ -70,11 +71,12 @@ class DeepSpeech(nn.Module):
             raise ValueError(f'bins must be at least {BANDS}, got {bins}')
         self.convs = nn.ModuleList(
             [
-                nn.Conv2d(1, channels, (BANDS, 11), (2, 2), (20, 5), bias=False),
+                nn.Conv2d(1, channels, (BANDS, 11), (2, STRIDE), (20, 5), bias=False),
                 nn.Conv2d(channels, channels, (21, 11), (2, 1), (10, 5), bias=False),
             ]
         )
         self.conv_norms = nn.ModuleList([nn.BatchNorm2d(channels) for _ in self.convs])
+        self.hidden = hidden
         bands = ((bins + 1) // 2 + 1) // 2
         sizes = [channels * bands] + [hidden] * layers
         self.norms = nn.ModuleList([nn.BatchNorm1d(size) for size in sizes[1:]])
@@ -85,7 +87,7 @@ class DeepSpeech(nn.Module):
         self.decoder = nn.Linear(hidden, classes, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        lengths = (x[:, -1].sum(1).long() + 1) // 2  # [B], after the stride of 2
+        lengths = (x[:, -1].sum(1).long() + STRIDE - 1) // STRIDE  # [B], of the output
         features = x[:, None, :-1]
         for conv, norm in zip(self.convs, self.conv_norms, strict=True):
             features = F.hardtanh(norm(conv(features)), 0, 20)  # [B, C, bands, T']
@@ -96,7 +98,7 @@ class DeepSpeech(nn.Module):
             features.flatten(1, 2).permute(2, 0, 1), lengths.cpu(), enforce_sorted=False
         )
         for lstm, norm in zip(self.lstms, self.norms, strict=True):
-            packed = self._normalized(norm, self._both(lstm(packed)[0], lstm.hidden_size))
+            packed = self._normalized(norm, self._both(lstm(packed)[0]))
         hidden, _ = pad_packed_sequence(packed, batch_first=True, total_length=total)
         if self.lookahead is not None:
             hidden = F.hardtanh(self.lookahead(hidden), 0, 20)
@@ -104,10 +106,9 @@ class DeepSpeech(nn.Module):
         is_letter = torch.arange(logits.shape[-1], device=x.device) > 0
         return torch.where(is_sound[..., None], logits, -CERTAIN * is_letter.to(logits.dtype))
 
-    @staticmethod
-    def _both(packed: PackedSequence, hidden: int) -> PackedSequence:
+    def _both(self, packed: PackedSequence) -> PackedSequence:
         """Add the outputs of both directions, where there are two."""
-        data = packed.data.unflatten(-1, (-1, hidden)).sum(-2)
+        data = packed.data.unflatten(-1, (-1, self.hidden)).sum(-2)
         return packed._replace(data=data)
 
     @staticmethod

@@ -17,6 +17,8 @@ from datasets.audio import bins, log_spectrogram, read_sound, write_wav
 from datasets.letters import LETTERS, encode, greedy, spell
 from datasets.synthesised import LETTERS as SYNTHESISED
 from datasets.synthesised import RATE
+from models.losses import CTC
+from models.speech import DeepSpeech
 
 HEADER = 1024
 
@@ -153,11 +155,42 @@ def test_lines_that_cannot_be_used_are_named(sounds, line, problem):
         Speech(*[str(sounds / 'all.csv')] * 2)
 
 
-def test_a_transcript_that_is_too_long_for_its_sound_is_named_when_it_is_read(sounds):
-    (sounds / 'all.csv').write_text(f'one.wav,{"abcde" * 5}\n')
-    data = Speech(*[str(sounds / 'all.csv')] * 2)['train']
-    with pytest.raises(DatasetError, match=r'one\.wav.*21 frames are too few for 25 letters'):
-        data[0]
+@pytest.mark.parametrize('stride', [1, 2, 3])
+@pytest.mark.parametrize('again', ['', 'e'])  # two equal letters need a frame between them
+def test_a_transcript_that_is_too_long_for_the_network_is_named_when_it_is_read(
+    sounds, stride, again
+):
+    frames = -(-41 // stride)  # of two.wav
+    text = ('abcde' * 9)[: frames - 2 * len(again)]
+    text = text[:5] + again + text[5:]
+    (sounds / 'fits.csv').write_text(f'two.wav,{text}\n')
+    (sounds / 'long.csv').write_text(f'two.wav,{text}z\n')
+    data = Speech(str(sounds / 'fits.csv'), str(sounds / 'long.csv'), stride=stride)
+    assert data['train'][0][0].shape[1] == 41
+    problem = f'its 41 frames become {frames} of the network, and its {len(text) + 1} letters need'
+    with pytest.raises(DatasetError, match=rf'two\.wav.*{problem} {frames + 1}; .*dataset\.stride'):
+        data['test'][0]
+
+
+def test_what_is_read_has_a_finite_loss_in_the_network_with_the_default_stride(sounds):
+    for name, letters in (('all', 21), ('long', 22)):
+        (sounds / f'{name}.csv').write_text(f'one.wav,yes\ntwo.wav,{("abcde" * 9)[:letters]}\n')
+    data = Speech(str(sounds / 'all.csv'), str(sounds / 'long.csv'))
+    with pytest.raises(DatasetError, match=r'two\.wav'):
+        data['test'][1]
+    samples = data['train'].__getitems__([0, 1])
+    inputs, targets = (torch.stack(part) for part in zip(*samples, strict=True))
+    torch.manual_seed(0)
+    network = DeepSpeech(1 + len(LETTERS), bins(16_000), channels=1, hidden=4, layers=1)
+    loss = CTC()(network(inputs), targets)
+    loss.backward()
+    assert loss < 100 and all(each.grad.isfinite().all() for each in network.parameters())
+
+
+def test_no_stride_is_refused(sounds):
+    (sounds / 'all.csv').write_text('one.wav,yes\n')
+    with pytest.raises(DatasetError, match=r'configs\.dataset\.stride = 0: .*choose 1 or more'):
+        Speech(*[str(sounds / 'all.csv')] * 2, stride=0)
 
 
 @pytest.mark.parametrize('ending', ['.wav', '.sph'])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.losses import CTC
-from models.speech import DeepSpeech, Lookahead
+from models.losses import CTC, frames_needed
+from models.speech import STRIDE, DeepSpeech, Lookahead
 
 SMALL = {'bins': 41, 'channels': 2, 'hidden': 6, 'layers': 2}
 
@@ -27,8 +27,8 @@ def model(request) -> DeepSpeech:
 
 
 @pytest.mark.parametrize('frames', [1, 2, 9, 20])
-def test_logits_for_every_other_frame(model, frames):
-    assert model.eval()(sounds(frames)).shape == (1, (frames + 1) // 2, 5)
+def test_logits_for_one_frame_of_each_stride(model, frames):
+    assert model.eval()(sounds(frames)).shape == (1, -(-frames // STRIDE), 5)
 
 
 def test_the_frequencies_of_16_khz_fit(model):
@@ -72,3 +72,17 @@ def test_the_loss_is_torchs_with_lengths():
         logits.log_softmax(-1).transpose(0, 1), targets, torch.tensor([6, 9]), torch.tensor([2, 4])
     )
     torch.testing.assert_close(CTC()(logits, targets), expected)
+
+
+@pytest.mark.parametrize(
+    ('letters', 'needed'), [([1], 1), ([1, 2, 1], 3), ([1, 1, 1], 5), ([2, 1, 1, 2], 5)]
+)
+def test_the_loss_is_finite_with_the_frames_that_a_transcript_needs_and_no_fewer(letters, needed):
+    targets = torch.tensor([[3, 0, 0, 0, 0], [*letters, *[0] * (5 - len(letters))]])
+    assert frames_needed(targets).tolist() == [1, needed]
+    logits = torch.randn(2, needed, 5)
+    assert CTC()(logits, targets).isfinite()
+    if needed > 1:
+        text = f'the {needed - 1} frames .* sample 1 .* its {len(letters)} letters need {needed};'
+        with pytest.raises(ValueError, match=text):
+            CTC()(logits[:, 1:], targets)
