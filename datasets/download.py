@@ -14,7 +14,8 @@ def fetch_once(folder: Path, fetch: Callable[[Path], None]) -> None:
 
     A lock on a file beside the folder excludes other processes, without a communicator. `folder` is
     renamed into place once it is complete, so no process reads a part of it, and what a killed
-    process has left is removed by the next.
+    process has left is removed by the next. Where it exists nothing is written beside it, so that
+    data may be read-only.
 
     Args:
         folder: The folder to create.
@@ -23,10 +24,12 @@ def fetch_once(folder: Path, fetch: Callable[[Path], None]) -> None:
     Raises:
         OSError: If the folder cannot be written; also whatever `fetch` raises.
     """
+    if folder.exists():
+        return
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(f'.{folder.name}.partial')
     with _locked(folder.with_name(f'.{folder.name}.lock')):
-        if folder.exists():
+        if folder.exists():  # by now
             return
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()

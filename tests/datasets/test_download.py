@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from datasets import SynthesisedWords
 from datasets.download import fetch_once
 
 WORKERS = 6
@@ -69,11 +70,33 @@ def test_what_a_killed_process_left_is_thrown_away(tmp_path):
     assert not left.exists()
 
 
-def test_a_folder_that_is_there_is_left_alone(tmp_path):
+def read_only(folder):
+    """What is beside a complete folder, which no one can write to; root can."""
+    (folder / '.data.lock').unlink(missing_ok=True)
+    folder.chmod(0o500)
+    return sorted(folder.iterdir())
+
+
+def test_a_folder_that_is_there_is_left_alone_and_nothing_is_written_beside_it(tmp_path):
     (tmp_path / 'data').mkdir()
+    before = read_only(tmp_path)
     fetched = []
     fetch_once(tmp_path / 'data', fetched.append)
-    assert not fetched
+    assert not fetched and sorted(tmp_path.iterdir()) == before
+
+
+def test_a_data_set_that_is_complete_is_read_where_nothing_can_be_written(tmp_path):
+    """Root, whom no mode keeps out, would leave a lock."""
+
+    def made():
+        return SynthesisedWords(str(tmp_path), num_train=1, num_test=1)
+
+    words = [len(made()[split]) for split in ('train', 'test')]
+    for lock in tmp_path.glob('.*.lock'):
+        lock.unlink()
+    before = read_only(tmp_path)
+    assert [len(made()[split]) for split in ('train', 'test')] == words == [1, 1]
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_fetch_that_leaves_no_folder_is_an_error(tmp_path):
