@@ -14,7 +14,7 @@ class LeNet(nn.Module):
 
     As in today's versions, ReLU and maxima take the place of sigmoids and trained means, and each
     channel of the second convolution sees all of the first. Images of fewer than 32 pixels a side
-    are surrounded by zeros, as in the paper.
+    are surrounded by zeros, as in the paper; larger ones are refused.
     """
 
     def __init__(self, in_channels: int = 1, num_classes: int = 10) -> None:
@@ -26,7 +26,14 @@ class LeNet(nn.Module):
         self.classifier = nn.Linear(84, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.pad(x, ((SIDE - x.shape[-1]) // 2,) * 4)  # [B, C, 32, 32]
+        height, width = x.shape[-2:]
+        if max(height, width) > SIDE:
+            raise ValueError(
+                f'LeNet takes images of at most {SIDE} x {SIDE} pixels, got {height} x {width}: '
+                'resize them, or choose another network'
+            )
+        top, left = (SIDE - height) // 2, (SIDE - width) // 2
+        x = F.pad(x, (left, SIDE - width - left, top, SIDE - height - top))  # [B, C, 32, 32]
         x = F.max_pool2d(F.relu(self.conv1(x)), 2)  # [B, 6, 14, 14]
         x = F.max_pool2d(F.relu(self.conv2(x)), 2)  # [B, 16, 5, 5]
         x = F.relu(self.hidden1(torch.flatten(x, 1)))

@@ -8,6 +8,7 @@ from models.cifar import ResNet, resnet20, resnet56, resnet110, vgg16, vgg19
 from models.cifar.resnet import BasicBlock
 from models.cifar.vgg import VGG
 from models.digits import digits_cnn
+from models.lenet import lenet
 
 # Worked out by hand from the papers' tables; each VGG is its convolutions, two BatchNorm vectors a
 # channel, and 512 * 10 + 10.
@@ -79,6 +80,22 @@ def test_shortcut_subsamples_and_fills_new_channels_with_zeros():
 def test_resnet_refuses_a_depth_that_is_not_6n_plus_2(depth):
     with pytest.raises(ValueError, match='6n'):
         ResNet(depth)
+
+
+@pytest.mark.parametrize('shape', [(32, 32), (28, 28), (27, 31), (1, 2)])
+def test_lenet_surrounds_smaller_images_by_zeros(shape):
+    model, images = lenet(), torch.randn(2, 1, *shape)
+    whole = torch.zeros(2, 1, 32, 32)
+    top, left = ((32 - side) // 2 for side in shape)
+    whole[:, :, top : top + shape[0], left : left + shape[1]] = images
+    assert torch.equal(model(images), model(whole))
+
+
+@pytest.mark.parametrize('shape', [(33, 33), (64, 64), (32, 40), (40, 8)])
+def test_lenet_refuses_larger_images(shape):
+    text = f'at most 32 x 32 pixels, got {shape[0]} x {shape[1]}: resize them'
+    with pytest.raises(ValueError, match=text):
+        lenet()(torch.randn(2, 1, *shape))
 
 
 def test_vgg_refuses_an_unknown_depth():
