@@ -109,7 +109,8 @@ def build_datasets(configs: Config) -> dict[str, Dataset]:
                 'torch.utils.data.Dataset'
             )
         if not len(dataset):
-            raise DatasetError(f'configs.dataset: {split!r} has no samples; leave it out')
+            remedy = 'give it some' + ('' if split == 'train' else ', or leave it out')
+            raise DatasetError(f'configs.dataset: {split!r} has no samples; {remedy}')
         check_sample(dataset, split)
     return {split: Located(dataset, split) for split, dataset in built.items()}
 

@@ -78,7 +78,8 @@ DATA = {  # what data() returns, and the line that answers it
     'number, so that ranks cannot share it; return a torch.utils.data.Dataset',
     "{'train': Stream(), 'test': SOUND}": "'train' is a Stream, which has no length or no samples "
     'by number, so that ranks cannot share it; return a torch.utils.data.Dataset',
-    "{'train': SOUND, 'test': []}": "'test' has no samples; leave it out",
+    "{'train': SOUND, 'test': []}": "'test' has no samples; give it some, or leave it out",
+    "{'train': [], 'test': SOUND}": "'train' has no samples; give it some",
     "{'train': Mine(lambda i: ('a.png', 0)), 'test': SOUND}": "a sample of 'train' is (str, int), "
     'and must be (input, target), both of them tensors, arrays or numbers; for images add '
     'torchvision.transforms.ToTensor()',
