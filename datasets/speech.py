@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ __all__ = ['AN4', 'Speech', 'Utterance', 'Utterances']
 SPOKEN = re.compile(r'(?:<s>)?\s*(.*?)\s*(?:</s>)?\s*\((\S+)\)')
 MANIFESTS = {'train': 'an4_train_manifest.csv', 'valid': 'an4_val_manifest.csv'}
 MANIFESTS['test'] = 'an4_test_manifest.csv'
+MEND = 'mend or leave out its line'
 
 
 class Utterance(NamedTuple):
@@ -43,6 +44,7 @@ class Utterances(Dataset[tuple[Tensor, Tensor]]):
         rate: Samples per second of all files.
         letters: Those of the transcripts.
         setting: Named in errors.
+        settable: Which of 'rate' and 'letters' are settings of the data set, for errors to name.
         stride: Frames of a spectrogram that become one of the network's output, which CTC aligns
             with the letters. An utterance with too few is refused when it is read.
 
@@ -56,18 +58,19 @@ class Utterances(Dataset[tuple[Tensor, Tensor]]):
         rate: int = 16_000,
         letters: str = LETTERS,
         setting: str = 'root',
+        settable: Collection[str] = (),
         stride: int = STRIDE,
     ) -> None:
         if stride < 1:
             raise DatasetError.about('stride', stride, 'no frame', 'choose 1 or more')
         self.utterances, self.rate, self.setting = list(utterances), rate, setting
-        self.stride = stride
+        self.settable, self.stride = settable, stride
         self.targets = []
         for path, text in self.utterances:
             try:
                 self.targets.append(encode(text, letters))
             except ValueError as error:
-                raise self._wrong(path, str(error), 'set configs.dataset.letters') from error
+                raise self._wrong(path, str(error), self._to_set('letters', MEND)) from error
             if not text:
                 raise self._wrong(path, 'its transcript is empty', 'leave it out')
 
@@ -76,14 +79,15 @@ class Utterances(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         path, target = self.utterances[index].path, self.targets[index]
-        sound = log_spectrogram(read_sound(path, self.rate, self.setting), self.rate)
+        remedy = self._to_set('rate', f'give it with {self.rate} per second')
+        sound = log_spectrogram(read_sound(path, self.rate, self.setting, remedy), self.rate)
         frames, needed = -(-sound.shape[1] // self.stride), int(frames_needed(target[None]))
         if frames < needed:
             problem = (
                 f'its {sound.shape[1]} frames become {frames} of the network, and its '
                 f'{len(target)} letters need {needed}'
             )
-            remedy = 'mend or leave out its line, or set configs.dataset.stride of another network'
+            remedy = f'{MEND}, or set configs.dataset.stride of another network'
             raise self._wrong(path, problem, remedy)
         return F.pad(sound, (0, 0, 0, 1), value=1.0), target
 
@@ -96,6 +100,10 @@ class Utterances(Dataset[tuple[Tensor, Tensor]]):
             (F.pad(sound, (0, frames - sound.shape[-1])), F.pad(target, (0, letters - len(target))))
             for sound, target in samples
         ]
+
+    def _to_set(self, name: str, otherwise: str) -> str:
+        """The remedy where ``name`` is a setting of the data set, and where it is none."""
+        return f'set configs.dataset.{name}' if name in self.settable else otherwise
 
     def _wrong(self, path: Path, problem: str, remedy: str) -> DatasetError:
         """The error for one utterance."""
@@ -129,7 +137,7 @@ class Speech(dict[str, Dataset]):
         super().__init__()
         for split, path in (('train', train), ('test', test)):
             found = read_manifest(Path(path).expanduser(), split)
-            self[split] = Utterances(found, rate, letters, split, stride)
+            self[split] = Utterances(found, rate, letters, split, ('rate', 'letters'), stride)
 
 
 class AN4(dict[str, Dataset]):
@@ -165,7 +173,7 @@ class AN4(dict[str, Dataset]):
                 'set the folder an4 of the published archive, or one with manifests',
             )
         for split, utterances in found.items():
-            self[split] = Utterances(utterances, rate, stride=stride)
+            self[split] = Utterances(utterances, rate, settable=['rate'], stride=stride)
 
 
 def read_manifest(path: Path, setting: str) -> list[Utterance]:
@@ -186,6 +194,8 @@ def read_manifest(path: Path, setting: str) -> list[Utterance]:
     except (OSError, UnicodeError, csv.Error) as error:
         remedy = 'set the path of a manifest, and mend what it names'
         raise DatasetError.about(setting, str(path), str(error), remedy) from error
+    if not utterances:
+        raise DatasetError.about(setting, str(path), 'it has no line', 'write sound,transcript')
     return utterances
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
+import re
 import wave
 from pathlib import Path
 
@@ -72,12 +74,16 @@ def bad_files(folder: Path) -> dict[str, str]:
     write_sphere(
         folder / 'packed.sph', tone(700), '<', 'sample_coding -s26 pcm,embedded-shorten-v2.00'
     )
+    write_sphere(folder / 'rateless.sph', tone(700), '<')
+    content = (folder / 'rateless.sph').read_bytes()
+    (folder / 'rateless.sph').write_bytes(content.replace(b'sample_rate', b'sample_hate'))
     with wave.open(str(folder / 'stereo.wav'), 'wb') as file:
         file.setparams((2, 2, 16_000, 0, 'NONE', ''))
         file.writeframes(bytes(40))
     return {
-        'rate.wav': '8000 per second, and not 16000; set configs.dataset.rate',
-        'empty.wav': 'it has 0 samples',
+        'rate.wav': 'it has 8000 samples per second, and not 16000; set configs.dataset.rate',
+        'empty.wav': 'it has no samples; mend it or leave it out',
+        'rateless.sph': 'its header has no sample_rate',
         'cut.wav': 'cannot be read as sound',
         'text.wav': 'cannot be read as sound',
         'packed.sph': 'shorten',
@@ -90,6 +96,22 @@ def test_files_that_are_no_sound_are_named(tmp_path):
     for name, problem in bad_files(tmp_path).items():
         with pytest.raises(DatasetError, match=f'{name}.*{problem}'):
             read_sound(tmp_path / name, 16_000)
+
+
+@pytest.mark.parametrize('name', ['whole.wav', 'whole.sph'])
+@given(place=st.integers(0, 120), content=st.binary(max_size=8))
+def test_a_damaged_header_is_read_or_refused_by_name(tmp_path_factory, name, place, content):
+    path = tmp_path_factory.getbasetemp() / name
+    if name.endswith('.wav'):
+        write_wav(path, tone(700, 0.01), 16_000)
+    else:
+        write_sphere(path, tone(700, 0.01), '<')
+    whole = path.read_bytes()
+    path.write_bytes(whole[:place] + content + whole[place + len(content) :])
+    try:
+        assert read_sound(path, 16_000).dtype == torch.float32
+    except DatasetError as error:
+        assert str(path) in str(error)
 
 
 # ---------------------------------------------------------------- letters
@@ -185,6 +207,41 @@ def test_what_is_read_has_a_finite_loss_in_the_network_with_the_default_stride(s
     loss = CTC()(network(inputs), targets)
     loss.backward()
     assert loss < 100 and all(each.grad.isfinite().all() for each in network.parameters())
+
+
+def test_errors_name_settings_that_the_data_set_has(sounds, tmp_path):
+    """Of letters, rates and strides: what a remedy says to set can be set."""
+    line = 'one.wav,yes!\n'
+    for name in ('train', *(f'an4_{split}_manifest' for split in ('train', 'test'))):
+        (sounds / f'{name}.csv').write_text(line)
+    words = SynthesisedWords(str(tmp_path / 'w'), num_train=1, num_test=1)
+    folder = words['train'].utterances[0].path.parents[1]
+    sets = {
+        Speech: lambda: Speech(*[str(sounds / 'train.csv')] * 2),
+        AN4: lambda: AN4(str(sounds)),
+        SynthesisedWords: lambda: SynthesisedWords(str(tmp_path / 'w'), num_train=1, num_test=1),
+    }
+    for text in ('yes!', 'a', 'abcd' * 100):  # other letters, another rate, too few frames
+        for manifest in [*sounds.glob('*.csv'), folder / 'train.csv']:
+            manifest.write_text(f'sound.wav,{text}\n')
+            rate = RATE if manifest.parent == folder else 16_000
+            write_wav(manifest.parent / 'sound.wav', tone(500), rate if len(text) > 1 else 11_025)
+        for kind, make in sets.items():
+            with pytest.raises(DatasetError) as caught:
+                make()['train'][0]
+            named = re.findall(r'set configs\.dataset\.(\w+)', str(caught.value))
+            known = inspect.signature(kind).parameters
+            assert set(named) <= set(known), (kind, str(caught.value))
+            assert named or not {'a': {'rate'}, 'yes!': {'letters'}}.get(text, set()) & set(known)
+
+
+def test_a_manifest_without_a_line_is_refused(sounds):
+    (sounds / 'one.csv').write_text('one.wav,yes\n')
+    (sounds / 'none.csv').write_text('\n')
+    for split, other in (('train', 'test'), ('test', 'train')):
+        paths = {split: str(sounds / 'none.csv'), other: str(sounds / 'one.csv')}
+        with pytest.raises(DatasetError, match=rf'configs\.dataset\.{split} = .*it has no line'):
+            Speech(**paths)
 
 
 def test_no_stride_is_refused(sounds):
