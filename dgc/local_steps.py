@@ -22,6 +22,7 @@ from dgc.composition import Composition
 from dgc.engines import Engine, create
 from dgc.handshake import broadcast_tensors, gather_states
 from dgc.optim.closures import refuse_closures
+from dgc.outer_settings import OuterSettings
 from dgc.ownership import Guard, check_free, release, take, weakly
 from dgc.reducer import Reducer
 from dgc.saved_state import join_ranks, labelled, share_of
@@ -113,6 +114,7 @@ class LocalSteps(Wrapper):
         check_free((name, parameter) for name, parameter, _ in trained(outer, named))
         super().__init__(inner.param_groups, inner.defaults)
         self.inner, self.outer = inner, outer
+        self._outer_settings = OuterSettings(outer)
         self._use(self.inner)
         engine = engine or create(device=named[0][1].device)
         epoch = None if steps_per_epoch is None else max(steps_per_epoch // every, 1)
@@ -302,6 +304,7 @@ class LocalSteps(Wrapper):
         return {
             'optimizer': self.inner.state_dict(),
             'outer': self.outer.state_dict(),
+            'outer_settings': self._outer_settings.state_dict(),
             'agreed': {name: values.clone() for name, values in self.source.agreed.items()},
             **labelled(self.reducer.state_dict(), self.engine.rank),
             'steps': self.steps,
@@ -335,11 +338,7 @@ class LocalSteps(Wrapper):
         share = share_of(state_dict, self.engine.rank, self.engine.size)
         self.reducer.load_state_dict(share)
         self.inner.load_state_dict(state_dict['optimizer'])
-        # Settings are those of this run, as ranks have compared them; the state is restored.
-        configured = [{**group} for group in self.outer.param_groups]
-        self.outer.load_state_dict(state_dict['outer'])
-        for group, ours in zip(self.outer.param_groups, configured, strict=True):
-            group.update({key: value for key, value in ours.items() if key != 'params'})
+        self._outer_settings.load_state_dict(state_dict['outer'], state_dict.get('outer_settings'))
         for name, values in state_dict['agreed'].items():
             self.source.agreed[name].copy_(values)
         self.steps = int(state_dict['steps'])

@@ -14,6 +14,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from dgc.checks import check_part
+from dgc.outer_settings import OuterSettings
 from dgc.parameter_server import protocol
 from dgc.parameter_server.composition import Asynchronous
 from dgc.parameter_server.proportion import Proportion
@@ -81,6 +82,7 @@ class OuterServer(Server):
                 'train at the same time: set it lower'
             )
         self.rounds, self.outer = rounds, outer
+        self._outer_settings = OuterSettings(outer)
         super().__init__(
             outer,
             named_parameters,
@@ -133,22 +135,20 @@ class OuterServer(Server):
         return {
             **super().state_dict(),
             'outer': copy.deepcopy(self.outer.state_dict()),
+            'outer_settings': self._outer_settings.state_dict(),
             'rounds': [each.state_dict() for each in self.open_rounds],
             'norms': [each.state() for each in self._proportions],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See ``Server.load_state_dict``. The outer optimizer's settings remain this one's."""
+        """See ``Server.load_state_dict``, and ``OuterSettings``."""
         if len(state.get('rounds', ())) != len(self.open_rounds):
             raise ValueError(
                 f'the checkpoint has {len(state.get("rounds", ()))} fragments, and the server '
                 f'{len(self.open_rounds)}: resume with as many'
             )
         super().load_state_dict({**state, 'norms': ()})
-        configured = [{**group} for group in self.outer.param_groups]
-        self.outer.load_state_dict(state['outer'])
-        for group, ours in zip(self.outer.param_groups, configured, strict=True):
-            group.update({key: value for key, value in ours.items() if key != 'params'})
+        self._outer_settings.load_state_dict(state['outer'], state.get('outer_settings'))
         for each, held in zip(self.open_rounds, state['rounds'], strict=True):
             each.load_state_dict(held)
         for proportion, norms in zip(self._proportions, state['norms'], strict=True):

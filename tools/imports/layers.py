@@ -35,6 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ('dgc.calibration',),
     ('dgc.wiring',),
     (
+        'dgc.outer_settings',
         'dgc.sources',
         'dgc.selection',
         'dgc.trace',

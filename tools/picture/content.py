@@ -59,7 +59,16 @@ LAYERS = (
     Layer('published systems', ('algorithms/',)),
     Layer(
         'running and measuring',
-        ('handover', 'ownership', 'sources', 'wrapper', 'selection', 'trace', 'ddp'),
+        (
+            'handover',
+            'ownership',
+            'sources',
+            'outer_settings',
+            'wrapper',
+            'selection',
+            'trace',
+            'ddp',
+        ),
     ),
     Layer(
         'running',
