@@ -258,7 +258,10 @@ def check_inner(inner: Optimizer) -> None:
 
 
 def check_trained(
-    optimizer: Optimizer, wrapped: Collection[Parameter], names: Mapping[Parameter, str]
+    optimizer: Optimizer,
+    wrapped: Collection[Parameter],
+    names: Mapping[Parameter, str],
+    remedy: str = 'detach() and wrap it again',
 ) -> None:
     """Raise RuntimeError where the parameters that are trained are not those that were wrapped.
 
@@ -266,6 +269,7 @@ def check_trained(
         optimizer: Whose parameters are looked at.
         wrapped: The parameters that the ranks average.
         names: Parameter → name, of the whole model.
+        remedy: What to do in errors; 'after unfreezing or adding' and the like follow it.
     """
     new = [
         names.get(p, f'a parameter {tuple(p.shape)} that was added')
@@ -275,11 +279,11 @@ def check_trained(
     if new:
         raise RuntimeError(
             f'{", ".join(new)} was not trained when the optimizer was wrapped, so its gradient '
-            "is this rank's alone: detach() and wrap it again after unfreezing or adding"
+            f"is this rank's alone: {remedy} after unfreezing or adding"
         )
     frozen = [names[p] for p in wrapped if not p.requires_grad]
     if frozen:
         raise RuntimeError(
             f'{", ".join(frozen)} was trained when the optimizer was wrapped, and its residual '
-            'would still move it: detach() and wrap it again after freezing'
+            f'would still move it: {remedy} after freezing'
         )

@@ -35,10 +35,12 @@ from dgc.parameter_server.protocol import (
 )
 from dgc.parameter_server.settings import ServerError
 from dgc.progress import Progress
+from dgc.sources import check_trained
 from dgc.sparse import difference
 from dgc.wiring import Named, allocate, pairs
 from dgc.wrapper import Uncopied
 
+RESTART = 'end the server, and begin with a new one and new workers'  # the remedy
 LEAVE_TIMEOUT = 10.0  # seconds that a worker waits for the reply to its LEAVE
 
 
@@ -125,6 +127,8 @@ class WorkerOptimizer(Uncopied):
     ) -> None:
         named = pairs(named_parameters)
         parameters = self._trained(composition, settings, named)
+        self._names_of_all = {parameter: name for name, parameter in named}
+        self._wrapped = {parameter for _, parameter, _ in parameters}
         self.plan = composition.plan(parameters)
         self.buckets = allocate(self.plan.buckets, parameters, composition, LocalEngine())
         super().__init__(settings.param_groups, settings.defaults)
@@ -184,6 +188,7 @@ class WorkerOptimizer(Uncopied):
 
         Raises:
             NonFiniteGradientError: If a gradient holds a NaN or infinity; nothing is sent.
+            RuntimeError: If other parameters are trained than at construction; nothing is sent.
             ServerError: If the server is gone for longer than ``patience``.
         """
         loss = None
@@ -193,6 +198,7 @@ class WorkerOptimizer(Uncopied):
         if self.finished:
             return loss
         start = time.perf_counter()
+        check_trained(self, self._wrapped, self._names_of_all, RESTART)
         self._compute_updates()
         update = b''.join(map(self._compress, self.buckets))
         self.progress.compress += time.perf_counter() - start

@@ -6,12 +6,12 @@ from functools import partial
 
 import pytest
 import torch
-from dgc_helpers import parameters
-from ps_helpers import World
+from dgc_helpers import loss, parameters
+from ps_helpers import BUFFERS, Wire, World
 
 from dgc.compressors import TopK
 from dgc.memory import Residual
-from dgc.parameter_server import Budget, Server, ServerError, dual_way
+from dgc.parameter_server import Budget, Server, ServerError, WorkerOptimizer, dual_way
 
 exact = partial(dual_way, compress_ratio=0.05, compressor=TopK(), secondary=TopK())
 
@@ -101,3 +101,54 @@ def test_other_optimizers_and_types_are_refused():
     sgd = torch.optim.SGD([p for _, p in half], lr=0.1, momentum=0.9)
     with pytest.raises(ValueError, match='float32 parameters'):
         dual_way().trained(sgd, half)
+
+
+def freeze(named, optimizer=None):
+    named[0][1].requires_grad_(False)
+
+
+def thaw(named, optimizer):
+    named[0][1].requires_grad_(True)
+
+
+def add(named, optimizer):
+    more = torch.nn.Parameter(torch.ones(2))
+    optimizer.add_param_group({'params': [more]})
+    named.append(('more', more))
+
+
+@pytest.mark.parametrize(
+    ('begin', 'change', 'reason'),
+    [
+        (freeze, thaw, '{} was not trained when the optimizer was wrapped'),
+        (None, freeze, '{} was trained when the optimizer was wrapped'),
+        (None, add, r'a parameter \(2,\) that was added was not trained'),
+    ],
+    ids=['thawed', 'frozen', 'added'],
+)
+def test_other_parameters_than_at_the_beginning_are_refused(begin, change, reason, monkeypatch):
+    """A thawed or an added one would not be trained, and a frozen one would go on moving."""
+
+    def begun():
+        named = parameters()
+        if begin is not None:
+            begin(named)
+        return named
+
+    monkeypatch.setattr('ps_helpers.parameters', begun)
+    world, named = World(exact), begun()
+    sgd = torch.optim.SGD([p for _, p in named], **world.settings)
+    buffers = [torch.ones(BUFFERS)]
+    optimizer = WorkerOptimizer(sgd, list(named), buffers, exact(), Wire(world), 'test')
+
+    def step(number):
+        optimizer.zero_grad()
+        loss(named, 0, number).backward()
+        optimizer.step()
+
+    step(0)
+    change(named, optimizer)
+    message = reason.format(named[0][0])
+    with pytest.raises(RuntimeError, match=f'{message}.*: end the server, and begin with a new'):
+        step(1)
+    assert world.server.version == 1
