@@ -263,7 +263,10 @@ class Ranking:
         self.better = better
 
     def improves(self, value: float, best: float | None) -> bool:
-        """Whether ``value`` is better than the best so far. A value that is NaN never is."""
+        """Whether ``value`` is better than the best so far, None or NaN for none. A value that is
+        NaN never is."""
+        if math.isnan(value):
+            return False
         if best is None or math.isnan(best):
             return True
         return value > best if self.better == 'higher' else value < best

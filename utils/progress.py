@@ -301,7 +301,7 @@ def closing_table(folder: Path, configs: Config, engine: Engine) -> None:
     """Print a summary of the run, on rank 0."""
     lines = metrics_lines(folder / 'metrics.jsonl') if engine.rank == 0 else ()
     metric = configs.train.metric
-    epochs = [numbers for _, numbers in lines if metric in numbers]
+    epochs = summed_lines((numbers for _, numbers in lines), metric)
     if not epochs:
         return
     total = {name: sum(e.get(name, 0) for e in epochs) for name in epochs[-1] if '/' in name}
@@ -343,6 +343,15 @@ def best_model(folder: Path) -> Path | None:
     if position not in saved:
         return None
     return checkpoints.folder / file_name(position, 0, saved[position])
+
+
+def summed_lines(
+    epochs: Iterable[dict[str, float]], metric: str | None
+) -> list[dict[str, float]]:
+    """The epochs that a closing table sums up: those with a density and, where there is one, with
+    the metric. A run that was resumed may have had another one."""
+    wanted = {'ratio'} if metric is None else {'ratio', metric}
+    return [numbers for numbers in epochs if wanted <= numbers.keys()]
 
 
 def best_row(

@@ -148,16 +148,19 @@ def test_local_steps_without_an_outer_step_have_sent_nothing():
     assert bytes_row({'bytes/sent': 0, 'bytes/dense': 100}).startswith('none: there were fewer')
 
 
-def test_the_closing_table_skips_lines_without_its_numbers(tmp_path, capsys):
+@pytest.mark.parametrize('metric', ['acc', None])
+def test_the_closing_table_skips_lines_without_its_numbers(tmp_path, capsys, metric):
     """docs/failures.md, row 24: also those of a run with another metric."""
     write(tmp_path, range(1))
     path = tmp_path / 'metrics.jsonl'
     numbers = {'epoch': 1, 'acc': 50.0, 'ratio': 0.1, 'bytes/sent': 0, 'bytes/dense': 0}
     numbers |= {f'seconds/{name}': 1 for name in ('train', 'compute', 'compress', 'communicate')}
     path.write_text(path.read_text() + json.dumps(numbers | {'seconds/wait': 1}) + '\n\n')
-    configs = SimpleNamespace(train=SimpleNamespace(metric='acc', meters={}))
+    configs = SimpleNamespace(train=SimpleNamespace(metric=metric, meters={}))
     closing_table(tmp_path, configs, SimpleNamespace(rank=0))
-    assert '50.00 at the end, 50.00 best' in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert 'seconds, train        1.0' in said
+    assert ('50.00 at the end, 50.00 best' in said) is (metric is not None)
 
 
 @pytest.mark.parametrize('text', ['', '\n', 'one\n', '-1\n', '1 2\n'])

@@ -233,7 +233,8 @@ def test_the_best_is_the_largest_or_the_smallest(values, better):
 @pytest.mark.parametrize('better', ['higher', 'lower'])
 def test_what_is_not_a_number_is_never_better(better):
     ranking = Ranking(better)
-    assert not ranking.improves(math.nan, 1.0) and ranking.improves(1.0, math.nan)
+    assert not any(ranking.improves(math.nan, best) for best in (1.0, math.inf, math.nan, None))
+    assert all(ranking.improves(value, math.nan) for value in (1.0, math.inf, -math.inf))
     assert ranking.improves(1.0, None) and ranking.best([math.nan, 2.0, math.nan]) == 2.0
 
 

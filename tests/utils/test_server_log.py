@@ -108,6 +108,7 @@ def test_the_closing_table_works_without_losses(tmp_path, ended):
     assert '10.00 at the end, 10.00 best' in text
     assert 'bytes up       0.00 MB; dense would be 0.00 MB: 40.0× fewer bytes' in text
     assert closing_table([], tmp_path, 'acc/test_top1', Ranking()) == ''
+    assert 'best' not in closing_table(epochs, tmp_path, None, Ranking())
 
 
 @pytest.mark.parametrize('line', ['', 'x,1.0,1,1,10,20,8', '3,1.0,1', '3,y,1,1,10,20,8', 'null'])

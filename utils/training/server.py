@@ -38,6 +38,7 @@ from utils.facts import write_facts
 from utils.folder import check_writable, prepare_folder
 from utils.log import environment, hparams_of
 from utils.network import prepared
+from utils.progress import summed_lines
 from utils.seeding import seed_everything
 from utils.training import generations
 from utils.training.disk import Disk
@@ -139,7 +140,7 @@ class ServerProcess:
         if self._server.finished:
             configs = self._experiment.configs
             metric = configs.train.metric
-            epochs = [line for line in self._log.metrics.read() if metric in line]
+            epochs = summed_lines(self._log.metrics.read(), metric)
             table = closing_table(epochs, self._folder, metric, ranking(configs))
             print(table, flush=True)
 
@@ -246,7 +247,8 @@ class ServerProcess:
             name = self._experiment.configs.train.metric
             before = [line[name] for line in self._log.metrics.read() if name in line]
             which = ranking(self._experiment.configs)
-            improved = not before or which.improves(numbers[name], which.best(before))
+            earlier = which.best(before) if before else None
+            improved = name is None or which.improves(numbers[name], earlier)
             self._log.write(epoch, numbers)
             model = self._evaluator.model.state_dict()
             best = None if name is None else which.best([numbers[name], *before])
