@@ -7,9 +7,10 @@ import os
 from fractions import Fraction
 
 import pytest
+from event_files import events
 
 from dgc.parameter_server import Update
-from utils.meters import Ranking
+from utils.meters import QUALITY, Ranking
 from utils.training.server_log import HEADER, ServerLog, closing_table
 
 EPOCH = 4  # updates
@@ -73,6 +74,25 @@ def test_an_epochs_numbers(tmp_path, ended):
         'ratio': 32 / 800,
     }
     assert versions(tmp_path) == [1, 2, 3, 4, 5]
+
+
+def test_every_number_of_an_epoch_has_a_curve_and_one_of_updates_no_second_one(tmp_path, ended):
+    """Whatever meters the configuration has: also those of a name of one's own."""
+    measured = {f'{name}test': 2.0 for name in (*QUALITY, 'f1/')}
+    log = log_of(tmp_path, ended)
+    for version in range(1, 21):
+        log.losses(0, [1.0])
+        log.updated(update(version))
+        if version % EPOCH == 0:
+            log.write(ended[-1][0], {**ended[-1][1], **measured, 'workers': 1})
+    log.close()
+    (file,) = tmp_path.glob('events.*')
+    points = [(value.tag, event.step) for event in events(file) for value in event.summary.value]
+    for name in (*measured, 'workers'):
+        assert [step for tag, step in points if tag == name] == [4, 8, 12, 16, 20]
+        assert [step for tag, step in points if tag == f'by_milliepoch/{name}'][:2] == [1000, 2000]
+    for name in ('loss/train', 'bytes/sent', 'ratio'):
+        assert [step for tag, step in points if tag == name] == [20]
 
 
 def test_a_resumed_run_drops_lines_after_its_checkpoint_and_keeps_those_before(tmp_path, ended):

@@ -71,6 +71,10 @@ class Sums:
         }
 
 
+# What has points every UPDATES_BETWEEN_POINTS updates, and what the curves are drawn against.
+OF_UPDATES = {*Sums().numbers(1), 'loss/train', 'updates', 'seconds'}
+
+
 class ServerLog(Observer):
     """Writes curves against updates, epochs and seconds; metrics.jsonl; updates.csv.
 
@@ -170,10 +174,10 @@ class ServerLog(Observer):
         self._of_point.add_losses(values)
 
     def write(self, epoch: int, numbers: dict[str, float]) -> None:
-        """Write the line of an evaluated epoch, and the points of its curves."""
+        """Write the line of an evaluated epoch, and a point of each curve that has none between."""
         self._late.append({'epoch': epoch, **numbers})
-        meters = {name: value for name, value in numbers.items() if name.startswith('acc/')}
-        self._curves(meters, int(numbers['updates']), numbers['seconds'])
+        of_epoch = {name: value for name, value in numbers.items() if name not in OF_UPDATES}
+        self._curves(of_epoch, int(numbers['updates']), numbers['seconds'])
         self.flush()
 
     def flush(self) -> None:
