@@ -109,8 +109,22 @@ def test_an_epoch_that_cannot_be_read_is_named_and_left_out(measured, tmp_path):
     done = start(tmp_path, '--evaluate', 'epochs')
     assert 'epoch 1 is left out' in done.output and 'e0001.r1of2.pth' in done.output
     assert re.findall(r'^ +(\d+) [ *]', done.output, re.MULTILINE) == ['0', '2', '3', '4']
-    done = start(tmp_path, '--evaluate', 'average:5', code=2)
-    assert 'checkpoints of 4 epochs' in done.output and 'keep_epochs' in done.output
+
+
+@pytest.mark.parametrize(
+    ('gap', 'count', 'there'), [(1, 4, 3), (1, 5, 3), (3, 2, 1), (0, 5, 4), (None, 6, 5)]
+)
+def test_an_average_is_of_epochs_that_follow_each_other(measured, tmp_path, gap, count, there):
+    """As where the best epoch, which is kept beside the last ones, is long before them."""
+    shutil.copytree(measured.folder, tmp_path / 'x')
+    for path in (tmp_path / 'x/checkpoints').glob(f'e{gap:04d}.*' if gap is not None else 'none'):
+        path.unlink()
+    done = start(tmp_path, '--evaluate', f'average:{count}', code=2)
+    assert f'ends with checkpoints of {there} epochs' in done.output
+    assert 'keep_epochs' in done.output and not [*(tmp_path / 'x').glob('average*')]
+    if there > 1:
+        done = start(tmp_path, '--evaluate', f'average:{there}')
+        assert f'epochs {5 - there} to 4' in done.output
 
 
 def test_the_average_of_the_last_epochs_is_their_mean_and_can_be_trained_on(measured):

@@ -118,21 +118,26 @@ def table(found: Mapping[int, Mapping[str, float]], configs: Config) -> str:
 def average(parts: Evaluated, search: Search, count: int) -> Sequence[Saved]:
     """Load the mean of the last epochs' checkpoints into the model. A collective.
 
+    The best epoch's checkpoint is kept beside the last ones, with a gap between them.
+
     Returns:
         The checkpoints, without their states, from the first epoch to the last.
 
     Raises:
-        CheckpointError: On all ranks, where there are not as many.
+        CheckpointError: On all ranks, where there are not as many that follow each other.
     """
     mean, taken = Mean(), []
     for saved in islice(search.epochs(parts.model, newest_first=True), count):
+        if taken and saved.position.epochs != taken[-1].position.epochs - 1:
+            break
         mean.add(saved.model())
         taken.append(Saved(saved.run, saved.position, saved.size, {}))
     with agreed(parts.engine, parts.device):
         if len(taken) < count:
             raise CheckpointError(
-                f'--evaluate {AVERAGE}{count}: {search.run} has checkpoints of {len(taken)} epochs '
-                'that can be read; configs.checkpoint.keep_epochs says how many a run keeps'
+                f'--evaluate {AVERAGE}{count}: {search.run} ends with checkpoints of {len(taken)} '
+                'epochs without a gap that can be read; configs.checkpoint.keep_epochs says how '
+                'many a run keeps'
             )
     parts.model.load_state_dict(mean.state_dict())
     return taken[::-1]
