@@ -345,9 +345,7 @@ def best_model(folder: Path) -> Path | None:
     return checkpoints.folder / file_name(position, 0, saved[position])
 
 
-def summed_lines(
-    epochs: Iterable[dict[str, float]], metric: str | None
-) -> list[dict[str, float]]:
+def summed_lines(epochs: Iterable[dict[str, float]], metric: str | None) -> list[dict[str, float]]:
     """The epochs that a closing table sums up: those with a density and, where there is one, with
     the metric. A run that was resumed may have had another one."""
     wanted = {'ratio'} if metric is None else {'ratio', metric}

@@ -75,13 +75,17 @@ class Saved:
         return self.state.get('best_epoch')
 
     @property
+    def checkpoints(self) -> Checkpoints:
+        """Those of its run."""
+        return Checkpoints(folder_of_checkpoints(self.run))
+
+    @property
     def about(self) -> str:
         """The run, the epoch and the file, in words."""
         position = self.position
         done = f'{position.step} steps of epoch' if position.step else 'epoch'
         best = ', the best so far' if self.best_epoch == position.epoch else ''
-        folder = self.run if self.run.name == 'checkpoints' else self.run / 'checkpoints'
-        file = folder / file_name(position, 0, self.size)
+        file = self.checkpoints.folder / file_name(position, 0, self.size)
         return f'{self.run}, {done} {position.epoch}{best} ({file})'
 
     @property
@@ -123,7 +127,7 @@ class Search:
     ) -> None:
         self.engine, self.device, self.run, self.evaluate = engine, device, run, evaluate
         self.before = before
-        folder = run if run.name == 'checkpoints' else run / 'checkpoints'
+        folder = folder_of_checkpoints(run)
         self.checkpoints = Checkpoints(folder, engine.rank, engine.size, most_growth=most_growth)
 
     def last(self, model: nn.Module, anew: bool = False) -> Saved | None:
@@ -249,6 +253,11 @@ class Search:
                 name = file_name(position, rank, size)
                 return None, f'{name} is of another start of a run than that of rank 0', False
         return state, '', False
+
+
+def folder_of_checkpoints(run: Path) -> Path:
+    """That of a run folder, which may be named itself."""
+    return run if run.name == 'checkpoints' else run / 'checkpoints'
 
 
 def listed(reasons: Sequence[str]) -> str:

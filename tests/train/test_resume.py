@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import shutil
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 from launching import (
     DIGITS,
+    ROOT,
     SIMULATED,
     Done,
     Run,
@@ -16,6 +19,13 @@ from launching import (
     here,
     only_run,
 )
+
+from utils import sealed
+from utils.checkpoint import Checkpoints, Position
+from utils.cli import DECLARATIONS
+from utils.config import load
+from utils.search import Saved
+from utils.training.best import recorded
 
 BATCH = ['--configs.train.batch_size', '64']  # few steps, so that the tests are quick
 
@@ -181,6 +191,74 @@ def test_settings_of_now_hold_after_resuming(copied):
     assert group['lr'] == pytest.approx(2 * 0.01)
 
 
+# ---------------------------------------------------------------- the best epoch
+
+TOP1, TOP5 = 'acc/test_top1', 'acc/test_top5'
+
+
+def saved_with(run: Run, **values: object) -> None:
+    """Change what the last checkpoints of a run say about its best epoch."""
+    for path in (run.folder / 'checkpoints').glob('e0001.*'):
+        state = sealed.read(path)
+        manifest = state.pop('manifest')
+        state = {name: value for name, value in state.items() if name != 'best_metric'}
+        sealed.write({**state, **values}, manifest, path)
+
+
+@pytest.mark.parametrize('before', [TOP5, None])
+@pytest.mark.parametrize('is_recorded', [True, False])
+def test_the_best_of_another_metric_is_not_compared_with(copied, before, is_recorded):
+    """No epoch of this metric reaches what another one had."""
+    saved_with(copied, best=1000.0, best_epoch=0, best_metric=before)
+    (copied.folder / 'checkpoints/best.txt').write_text('0\n')
+    earlier = [line[TOP1] for line in copied.metrics] if is_recorded else []
+    if not is_recorded:
+        (copied.folder / 'metrics.jsonl').unlink()
+    run = train(copied.folder.parent, 3, '--resume')
+    (said,) = (line for line in run.done.lines if f"configs.train.metric = '{TOP1}', and" in line)
+    assert f'and was {before!r}: ' in said
+    assert ('the best is 1' if is_recorded else 'there is no best epoch yet') in said
+    values = [*earlier, run.metrics[-1][TOP1]]
+    best = values.index(max(values)) if is_recorded else 2
+    assert (run.folder / 'checkpoints/best.txt').read_text() == f'{best}\n'
+    state = run.checkpoint(2, 0)
+    assert (state['best'], state['best_epoch'], state['best_metric']) == (max(values), best, TOP1)
+
+
+def test_without_a_metric_the_last_epoch_is_the_best_also_after_one_with(copied):
+    saved_with(copied, best=1000.0, best_epoch=0, best_metric=TOP1)
+    run = train(copied.folder.parent, 3, '--resume', '--configs.train.metric', 'None')
+    assert f"configs.train.metric = None, and was '{TOP1}'" in run.done.output
+    assert (run.folder / 'checkpoints/best.txt').read_text() == '2\n'
+
+
+@pytest.mark.parametrize('values', [{'best_metric': TOP1}, {}], ids=['same', 'earlier version'])
+def test_the_best_of_the_same_metric_is_gone_on_with(copied, values):
+    saved_with(copied, best=1000.0, best_epoch=0, **values)
+    run = train(copied.folder.parent, 3, '--resume')
+    assert 'and was' not in run.done.output
+    assert (run.folder / 'checkpoints/best.txt').read_text() == '0\n'
+
+
+def test_the_best_is_one_of_the_epochs_before_that_are_kept(tmp_path):
+    """Which of them is better, the meter says."""
+    configs = load([ROOT / 'configs/text/gpt_1m.py'], root=DECLARATIONS)
+    checkpoints = Checkpoints(tmp_path / 'checkpoints')
+    for epoch in (1, 2, 3, 4):
+        checkpoints.save(Position(epoch + 1), {})
+    losses = [0.1, 5.0, math.nan, 3.0, 4.0, 0.2]  # of which those of epochs 0 and 5 have no file
+    lines = [{'epoch': epoch, 'loss/test': loss} for epoch, loss in enumerate(losses)]
+    lines += [{'epoch': 4, 'bits_per_byte/test': 0.0}]
+    (tmp_path / 'metrics.jsonl').write_text(''.join(f'{json.dumps(each)}\n' for each in lines))
+    configs.train.metric = 'loss/test'
+    for position, best in (
+        (Position(5), (3.0, 3)),
+        (Position(3), (5.0, 1)),
+        (Position(1), (None,) * 2),
+    ):
+        assert recorded(Saved(tmp_path, position, 1, {}), configs) == best
+
+
 # ---------------------------------------------------------------- other numbers of workers
 
 
@@ -201,7 +279,6 @@ def test_two_workers_go_on_from_four(four, tmp_path):
 def test_any_number_of_workers_takes_all_that_was_kept(four, tmp_path, size):
     """Summed over the workers and divided by their number, it is the same mean."""
     from dgc.saved_state import share_of
-    from utils.checkpoint import Checkpoints, Position
 
     folder = four.folder / 'checkpoints'
     saved = [four.checkpoint(0, rank, 4)['optimizer'] for rank in range(4)]

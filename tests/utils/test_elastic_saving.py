@@ -53,9 +53,12 @@ class Runs:
         finally:
             self._monkeypatch.setattr(ElasticSaver, 'between_steps', between)
 
-    def epochs(self) -> list[int]:
+    def lines(self) -> list[dict[str, float]]:
         lines = (self.worker / 'metrics.jsonl').read_text().splitlines()
-        return [json.loads(line)['epoch'] for line in lines]
+        return [json.loads(line) for line in lines]
+
+    def epochs(self) -> list[int]:
+        return [line['epoch'] for line in self.lines()]
 
 
 @pytest.fixture
@@ -96,6 +99,15 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(runs, capsys, 
     assert f'{last.name} is damaged' in caplog.text
     assert 'going on from e0000.s000012' in caplog.text
     assert 'continues from e0000.s000012' in capsys.readouterr().out
+
+
+def test_the_best_of_another_metric_is_not_compared_with(runs, capsys):
+    assert runs.run('--configs.train.metric', 'acc/test_top5', epochs=1) == 0
+    assert runs.run('--resume', 'auto') == 0
+    assert capsys.readouterr().out.count("and was 'acc/test_top5': of the epochs") == 1
+    last = sealed.read(runs.checkpoints / 'e0001.r0of1.pth')
+    measured = [line['acc/test_top1'] for line in runs.lines()]
+    assert (last['best'], last['best_metric']) == (max(measured), 'acc/test_top1')
 
 
 def test_without_resume_an_older_run_is_renamed(runs, capsys):

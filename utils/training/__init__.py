@@ -3,6 +3,7 @@
 experiment.py        Experiment: command line, configuration, and the loop of train.py
 synchronous.py       Synchronous: every rank runs the loop, with a DistributedOptimizer
 saving.py            Saver: checkpoints at any step, written by a thread
+best.py              the best epoch before a checkpoint
 stopping.py          signals, and the agreement of the ranks on when to act on them
 averaging.py         what ranks average: gradients, or the movement of local steps
 pushing.py           what workers push to a server: gradients, or the movement of local steps

@@ -45,6 +45,7 @@ from utils.progress import closing_table, say
 from utils.search import Saved
 from utils.seeding import seed_everything
 from utils.selection import check_selection
+from utils.training.best import Best, best_before
 from utils.training.elastic_saving import (
     ElasticSaver,
     find,
@@ -222,14 +223,13 @@ class EpochProgress:
 
     Attributes:
         epoch: That is trained, counted from 0.
-        best, best_epoch: The best metric so far, and its epoch.
+        best: The best epoch so far.
     """
 
     def __init__(self, model: nn.Module, share: Share) -> None:
         self._model, self._share = model, share
         self.epoch = 0
-        self.best: float | None = None
-        self.best_epoch: int | None = None
+        self.best = Best()
 
     @property
     def samples(self) -> int:
@@ -250,9 +250,10 @@ class EpochProgress:
         """Begin the next epoch."""
         self._go_to(self.epoch + 1, 0)
 
-    def restore(self, saved: Saved) -> None:
-        """Continue from a checkpoint, whose buffers are the model's already."""
-        self.best, self.best_epoch = saved.best, saved.best_epoch
+    def restore(self, saved: Saved, best: Best) -> None:
+        """Continue from a checkpoint, whose buffers are the model's already, with the best epoch
+        before it."""
+        self.best = best
         self._go_to(saved.position.epochs, int(saved.state.get('samples', 0)))
 
     def _go_to(self, epoch: int, samples: int) -> None:
@@ -264,14 +265,14 @@ class EpochProgress:
         return {
             'epoch': self.epoch,
             'position': self._share.position,
-            'best': [self.best, self.best_epoch],
+            'best': list(self.best),
             'buffers': [buffer.detach() for buffer in self.buffers],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from another worker's ``state_dict()``."""
         self._go_to(int(state['epoch']), int(state['position']))
-        self.best, self.best_epoch = state['best']
+        self.best = Best(*state['best'])
         with torch.no_grad():
             for buffer, value in zip(self.buffers, state['buffers'], strict=True):
                 buffer.copy_(value)
@@ -425,11 +426,12 @@ class Trainer:
             CheckpointError: If it cannot be used; or where ``--resume`` does without ``auto`` ask
                 for one, and no worker has any.
         """
+        experiment = self._experiment
         if saved is not None:
             restore(self.parts, saved)
-            self.progress.restore(saved)
+            best = best_before(saved, experiment.configs, self.parts.engine, experiment.device)
+            self.progress.restore(saved, best)
         self.optimizer.begin()
-        experiment = self._experiment
         if experiment.resumes and not experiment.is_auto and self.progress.position == Position(0):
             raise CheckpointError(
                 f'no worker has a checkpoint in {experiment.arguments.resume or "this run"}: '

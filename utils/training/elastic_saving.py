@@ -19,6 +19,7 @@ from utils.config import Config
 from utils.log import RunLog
 from utils.progress import EpochMeters
 from utils.search import Saved, Search
+from utils.training.best import Best
 from utils.training.experiment import Experiment
 from utils.training.saving import Preempted, Saver
 from utils.training.session import load
@@ -29,12 +30,10 @@ class Course(Protocol):
     """How far all workers are.
 
     Attributes:
-        best: The best metric so far; None before the first, or where there is none.
-        best_epoch: The epoch that had it.
+        best: The best epoch so far.
     """
 
-    best: float | None
-    best_epoch: int | None
+    best: Best
 
     @property
     def position(self) -> Position:
@@ -72,7 +71,8 @@ class ElasticSaver(Saver):
         saved: Saved | None,
         course: Course,
     ) -> None:
-        super().__init__(parts, configs, folder, log, signals, saved, course.position)
+        first = course.position
+        super().__init__(parts, configs, folder, log, signals, saved, first, best=course.best)
         assert isinstance(parts.optimizer, ElasticOptimizer)
         self._members, self._course = parts.optimizer.engine, course
         self._members.wish = self._wishes
@@ -107,7 +107,7 @@ class ElasticSaver(Saver):
         self._follow()
         self._epochs -= 1
         super().measured(metric)
-        self._course.best, self._course.best_epoch = self._best, self._best_epoch
+        self._course.best = self._best
 
     def end_epoch(self, is_last: bool) -> None:
         """Save the state after an epoch. See Saver."""
@@ -118,7 +118,7 @@ class ElasticSaver(Saver):
     def _follow(self) -> None:
         """Take over how far the workers are: this one may have taken the state of others."""
         self._epochs = self._course.position.epochs
-        self._best, self._best_epoch = self._course.best, self._course.best_epoch
+        self._best = self._course.best
 
     def _state(self, position: Position, meters: EpochMeters | None) -> dict[str, Any]:
         """As in Saver, with the samples of the epoch so far."""

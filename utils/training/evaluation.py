@@ -63,7 +63,7 @@ def evaluate_several(
     say(engine, f'evaluates the average of {run}, epochs {first} to {last}')
     for name, value in experiment.evaluate(parts, configs).items():
         say(engine, f'[{name}] = {digits(value)}')
-    path = folder_of(run) / f'average.e{first:04d}-e{last:04d}.pth'
+    path = search.checkpoints.folder.parent / f'average.e{first:04d}-e{last:04d}.pth'
     with agreed(engine, experiment.device, Stopped):
         if engine.rank == 0:
             with replacing(path) as file:
@@ -126,7 +126,7 @@ def average(parts: Evaluated, search: Search, count: int) -> Sequence[Saved]:
     Raises:
         CheckpointError: On all ranks, where there are not as many that follow each other.
     """
-    mean, taken = Mean(), []
+    mean, taken = Mean(), list[Saved]()
     for saved in islice(search.epochs(parts.model, newest_first=True), count):
         if taken and saved.position.epochs != taken[-1].position.epochs - 1:
             break
@@ -141,8 +141,3 @@ def average(parts: Evaluated, search: Search, count: int) -> Sequence[Saved]:
             )
     parts.model.load_state_dict(mean.state_dict())
     return taken[::-1]
-
-
-def folder_of(run: Path) -> Path:
-    """The run folder, also where its folder of checkpoints was named."""
-    return run.parent if run.name == 'checkpoints' else run

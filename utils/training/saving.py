@@ -32,7 +32,10 @@ from utils.progress import EpochHooks, EpochMeters
 from utils.sealed import snapshot
 from utils.search import Saved
 from utils.seeding import random_state, set_random_state
+from utils.training.best import Best
 from utils.training.stopping import SIGNALS, Agreement, StopSignals, exit_code
+
+UNKNOWN = Best()
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +131,7 @@ class Saver(EpochHooks):
         saved: The checkpoint that training continues from; None for a new run.
         first: Its position in steps of this run.
         checks: Called with the position after each step, before anything is saved.
+        best: The best epoch before ``first``.
     """
 
     def __init__(
@@ -140,6 +144,7 @@ class Saver(EpochHooks):
         saved: Saved | None,
         first: Position,
         checks: Sequence[Callable[[Position], None]] = (),
+        best: Best = UNKNOWN,
     ) -> None:
         engine = parts.engine
         self._parts, self._log, self._signals, self._checks = parts, log, signals, checks
@@ -150,16 +155,14 @@ class Saver(EpochHooks):
         self._every_minutes = configs.checkpoint.every_minutes
         self._epochs, self.first_step = first
         self._meters = meters_of(saved, engine, first)
-        self._ranking = ranking(configs)
-        self._best = None if saved is None else saved.best
-        self._best_epoch = None if saved is None else saved.best_epoch
+        self._ranking, self._metric, self._best = ranking(configs), configs.train.metric, best
         start = draw_start(engine, parts.device)
         most = configs.checkpoint.most_growth
         own = folder / 'checkpoints', engine.rank, engine.size, start, most
         self.checkpoints = Checkpoints(*own, configs.checkpoint.keep_epochs)
         with agreed(engine, parts.device, Stopped):
             self.checkpoints.remove_partial()
-            self.checkpoints.record_best(self._best_epoch)
+            self.checkpoints.record_best(best.epoch)
         self._writer = Writer(self.checkpoints, parts.model, None if saved is None else saved.norm)
         self._exploded: Position | None = None  # the last checkpoint that is never gone on from
         self._agreement = Agreement(engine, parts.device)
@@ -219,8 +222,8 @@ class Saver(EpochHooks):
 
     def measured(self, metric: float | None) -> None:
         """Note whether the epoch that ends is the best so far; without a metric the last is."""
-        if metric is None or self._ranking.improves(metric, self._best):
-            self._best, self._best_epoch = metric, self._epochs
+        if metric is None or self._ranking.improves(metric, self._best.value):
+            self._best = Best(metric, self._epochs)
 
     def end_epoch(self, is_last: bool) -> None:
         """Save the state after an epoch; after the last one, wait until it is on all disks.
@@ -252,7 +255,7 @@ class Saver(EpochHooks):
         with agreed(self._parts.engine, self._parts.device, Stopped):
             self._log.flush()
         self._writer.start(position, snapshot(self._state(position, meters)))
-        self._unfinished = position, self._best_epoch
+        self._unfinished = position, self._best.epoch
         self._last = time.monotonic()
         self._seconds += time.perf_counter() - start
 
@@ -261,8 +264,9 @@ class Saver(EpochHooks):
         state = {
             **self._parts.state_dict(),
             'epoch': position.epoch,
-            'best': self._best,
-            'best_epoch': self._best_epoch,
+            'best': self._best.value,
+            'best_epoch': self._best.epoch,
+            'best_metric': self._metric,
         }
         if meters is not None:
             # Random numbers last: simulated ranks share the generators, and the other ranks may
@@ -285,7 +289,7 @@ class Saver(EpochHooks):
         norms = [manifest.get(name) for name in ('norm', 'norm_before')]
         with agreed(self._parts.engine, self._parts.device, Stopped):
             self.checkpoints.save(position, state, norms)
-            self.checkpoints.finish(position, self._best_epoch)
+            self.checkpoints.finish(position, self._best.epoch)
 
     def seconds(self) -> float:
         """The seconds for which saving has held up training since the last call."""

@@ -25,6 +25,7 @@ from utils.ranks import of_each_rank, residual_norm
 from utils.search import Saved, Search
 from utils.selection import check_selection
 from utils.tracing import check_trace
+from utils.training.best import best_before
 from utils.training.comparing import Agreeing
 from utils.training.evaluation import evaluate_several, evaluates_several
 from utils.training.experiment import Experiment, with_remedy
@@ -146,11 +147,12 @@ class Session:
             return self._end_at_once(saved, first, goes_on)
         if saved is not None:
             say(engine, f'continues from {saved.position} in {saved.run}')
+        best = best_before(saved, configs, engine, self._experiment.device)
         begins = goes_on and self._experiment.is_auto and saved is None and not folder.exists()
         resumed_at = written(saved, engine, first) if goes_on and not begins else None
         log = start_log(folder, parts, configs, resumed_at)
         checks = build_checks(configs, parts, first)
-        saver = Saver(parts, configs, folder, log, self._signals, saved, first, checks)
+        saver = Saver(parts, configs, folder, log, self._signals, saved, first, checks, best)
         if self._rollbacks.done and saved is not None:
             saver.replace(saved, first)
         try:
