@@ -103,11 +103,14 @@ class Parts(Evaluated):
         """Whether training has made all of its steps, where they are limited."""
         return self.num_steps is not None and self.optimizer.steps >= self.num_steps
 
+    def steps(self, epochs: int) -> int:
+        """The steps of training: those of so many epochs, or fewer where they are limited."""
+        planned = epochs * len(self.loaders['train'])
+        return planned if self.num_steps is None else min(planned, self.num_steps)
+
     def epochs(self, most: int) -> int:
         """The epochs of training, the last of which may be cut short: at most ``most``."""
-        if self.num_steps is None:
-            return most
-        return min(most, -(-self.num_steps // len(self.loaders['train'])))
+        return -(-self.steps(most) // len(self.loaders['train']))
 
     def step(self) -> None:
         """Apply the gradients: their mean over the ranks, clipped where that is set."""

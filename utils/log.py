@@ -165,12 +165,22 @@ class RunLog:
             print(f'{self._folder / "trace.txt"}; trace.json is for ui.perfetto.dev', flush=True)
 
     def epoch(
-        self, epoch: int, numbers: Mapping[str, float], ranks: Mapping[str, list[float]] = EMPTY
+        self,
+        epoch: int,
+        numbers: Mapping[str, float],
+        ranks: Mapping[str, list[float]] = EMPTY,
+        step: int | None = None,
     ) -> None:
-        """Write a line of metrics.jsonl, and add a point to each curve."""
+        """Write a line of metrics.jsonl, and add a point to each curve.
+
+        Args:
+            epoch, numbers, ranks: See Log.
+            step: Steps of the epoch; None for all that it has.
+        """
         if not self._writes:
             return
-        steps = (epoch + 1) * self._steps_per_epoch
+        of_epoch = self._steps_per_epoch if step is None else step
+        steps = epoch * self._steps_per_epoch + of_epoch
         samples = steps * self._samples_per_step
         for name, value in numbers.items():
             if name != 'loss/train':  # which has a point for each step

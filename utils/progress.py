@@ -39,7 +39,7 @@ class ProgressLine:
     """The line of progress of an epoch: loss, samples per second, density and time left.
 
     The loss is that of the last step on this rank, and is copied from the device only where the
-    line is written. The time left is that of the training steps of all epochs.
+    line is written. The time left is that of the training steps that are to come.
 
     Args:
         parts: What this rank trains with.
@@ -51,7 +51,9 @@ class ProgressLine:
         self._meters, self._progress = meters, parts.optimizer.progress
         self._samples_per_step = parts.samples_per_step
         self._steps = len(parts.loaders['train'])
-        self._epoch, self._epochs = epoch, epochs
+        self._epoch = epoch
+        # Counted from the beginning of the epoch. Asynchronous workers may make more epochs.
+        self._to_make = parts.steps(max(epochs, epoch + 1)) - epoch * self._steps
         self._begin = time.monotonic(), meters.step
         self._counted = self._progress.sent_elements, self._progress.elements
 
@@ -60,7 +62,6 @@ class ProgressLine:
         (start, first), (sent, elements) = self._begin, self._counted
         rate = max(step - first, 1) / max(now - start, 1e-9)  # steps per second
         density = (progress.sent_elements - sent) / max(progress.elements - elements, 1)
-        left = max(self._epochs - self._epoch, 1) * self._steps - step
         loss = self._meters.losses.latest
         return '  '.join(
             (
@@ -69,7 +70,7 @@ class ProgressLine:
                 *(() if loss is None else (f'loss {loss:.4g}',)),
                 f'{rate * self._samples_per_step:,.0f} samples/s',
                 f'density {100 * density:.3g} %',
-                f'{duration(max(left, 0) / rate)} left',
+                f'{duration(max(self._to_make - step, 0) / rate)} left',
             )
         )
 

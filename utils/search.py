@@ -6,7 +6,7 @@ import json
 import logging
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,16 @@ class Saved:
         """The norm of the weights; None where an earlier version saved the state."""
         norm: float | None = self.state.get('manifest', {}).get('norm')
         return norm
+
+    def within_epoch(self) -> Saved:
+        """As one within its last epoch, where ``configs.train.num_steps`` has cut that short: this
+        is where training goes on. Else as it is."""
+        if 'cut' not in self.state:
+            return self
+        state = {name: value for name, value in self.state.items() if name != 'cut'}
+        cut = self.state['cut']
+        position = Position(self.position.epochs - 1, int(cut['meters']['step']))
+        return replace(self, position=position, state={**state, **cut})
 
     def model(self) -> dict[str, Tensor]:
         """The model's state, as it was evaluated."""

@@ -60,10 +60,7 @@ def check_trace(configs: Config, parts: Parts) -> None:
     steps = configs.log.trace_steps
     if steps is None:
         return
-    epochs = parts.epochs(configs.train.num_epochs)
-    planned = epochs * len(parts.loaders['train'])
-    if parts.num_steps is not None:
-        planned = min(planned, parts.num_steps)
+    planned = parts.steps(configs.train.num_epochs)
     if steps[0] >= planned:
         raise ConfigError(
             f'configs.log.trace_steps = {steps}: the run has {planned} steps, from 0 on; choose '

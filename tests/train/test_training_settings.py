@@ -14,10 +14,12 @@ from torch import nn
 
 from dgc.memory import Residual
 from dgc.wiring import check_momentum, check_second_moment
+from utils import sealed
 from utils.build import build_optimizer, build_rate
 from utils.checks import build_composition, check_settings
 from utils.cli import DECLARATIONS
 from utils.config import load
+from utils.training.saving import Saver
 
 ROOT = Path(__file__).parents[2]
 DENSE = ['configs/digits/cnn.py', 'configs/dense/sgd.py']
@@ -30,8 +32,8 @@ STEPS = 11  # of an epoch
 RATE = 0.025 * 2
 
 
-def train(runs: Path, *more: str | Path, files=DENSE, code: int = 0) -> Run:
-    done = here('--configs', *files, *more, *SHORT, *SIMULATED, '2', '--runs', runs)
+def train(runs: Path, *more: str | Path, files=DENSE, code: int = 0, size: int = 2) -> Run:
+    done = here('--configs', *files, *more, *SHORT, *SIMULATED, str(size), '--runs', runs)
     assert done.code == code, done.output
     return Run(next(iter(runs.glob('*')), runs), done)
 
@@ -110,6 +112,78 @@ class TestNumSteps:
         run = train(tmp_path / 'cut', *limit, *more, '--resume')
         assert run.metrics[-1]['steps'] == 4
         assert_same(run.checkpoint(1, 0)['model'], straight.checkpoint(1, 0)['model'])
+
+    @pytest.mark.parametrize(('cut', 'steps'), [(4, 6), (4, STEPS + 4), (STEPS + 1, 2 * STEPS)])
+    @pytest.mark.parametrize('mode', ['dense', 'diloco', 'dropout'])
+    def test_a_longer_run_goes_on_within_the_epoch_that_was_cut(self, tmp_path, cut, steps, mode):
+        """As if it had not been cut, whatever was evaluated there."""
+        files, more = DENSE, ['--name', 'x']
+        if mode == 'diloco':
+            files = ['configs/digits/cnn.py', 'configs/diloco/diloco.py']
+            more += ['--configs.train.averaging.every', '3']
+        if mode == 'dropout':
+            files = [*DENSE, dropping_out(tmp_path / 'dropout.py')]
+        straight = train(
+            tmp_path / 's', *more, '--configs.train.num_steps', str(steps), files=files
+        )
+        runs = tmp_path / 'cut'
+        first = train(runs, *more, '--configs.train.num_steps', str(cut), files=files)
+        assert first.metrics[-1]['samples'] == cut * 2 * 64
+        more += ['--resume', 'auto', '--configs.train.num_steps', str(steps)]
+        run = train(runs, *more, files=files)
+        at = f'e{cut // STEPS:04d}.s{cut % STEPS:06d}'
+        assert f'continues from {at} in ' in run.done.output
+        for name in ('epoch', 'steps', 'samples', 'loss/train', 'bytes/sent'):
+            assert [e[name] for e in run.metrics] == [e[name] for e in straight.metrics]
+        assert run.curve('loss/train') == straight.curve('loss/train')
+        assert list(run.curve('acc/test_top1'))[-1] == steps * 2 * 64
+        state, wanted = (each.checkpoint((steps - 1) // STEPS, 1) for each in (run, straight))
+        for name, value in wanted['model'].items():
+            assert 'running' in name or torch.equal(value, state['model'][name]), name
+        assert state['optimizer']['steps'] == steps
+        assert ('cut' in state) is ('cut' in wanted) is (steps % STEPS > 0)
+        done = train(runs, *more, files=files).done
+        has = f'{steps} steps' if steps % STEPS else '2 epochs'
+        assert f'has {has} already: there is nothing left to train' in done.output
+
+    def test_the_best_so_far_is_that_of_before_an_epoch_that_goes_on(self, tmp_path):
+        words = ['--name', 'x', '--resume', 'auto', '--configs.train.num_steps']
+        cut = train(tmp_path, *words, str(STEPS + 1))
+        for path in (cut.folder / 'checkpoints').glob('e0001.*'):
+            state = sealed.read(path)
+            sealed.write({**state, 'best': 1000.0, 'best_epoch': 1}, state.pop('manifest'), path)
+        run = train(tmp_path, *words, str(2 * STEPS))
+        assert run.checkpoint(1, 0)['best'] == max(line['acc/test_top1'] for line in run.metrics)
+
+    def test_other_workers_go_on_at_the_same_sample(self, tmp_path):
+        cut = train(tmp_path / 'two', '--configs.train.num_steps', '4')
+        words = ['--resume', cut.folder, '--configs.train.num_steps', '10']
+        run = train(tmp_path / 'one', *words, size=1)
+        assert [line['steps'] for line in run.metrics] == [2]
+        assert run.metrics[0]['samples'] == 10 * 64
+
+    def test_a_signal_at_the_last_step_is_followed_by_the_evaluation(self, tmp_path, monkeypatch):
+        """And then, too, a longer run goes on from there."""
+        words = ['--name', 'x', '--resume', 'auto', '--configs.train.num_steps']
+        monkeypatch.setattr(Saver, '_agree', lambda saver: (15 * (saver.step == 4), False))
+        assert 'e0000.s000004' in train(tmp_path, *words, '4', code=143).checkpoints[0]
+        monkeypatch.undo()
+        assert [line['steps'] for line in train(tmp_path, *words, '4').metrics] == [4]
+        assert [line['steps'] for line in train(tmp_path, *words, '6').metrics] == [6]
+
+
+def dropping_out(file: Path) -> Path:
+    """A config file with a model that draws random numbers."""
+    file.write_text(
+        'import torch\n'
+        'from models.digits import DigitsCNN\n'
+        'from utils.config import Config, configs\n'
+        'class Dropping(DigitsCNN):\n'
+        '    def forward(self, inputs):\n'
+        '        return torch.dropout(super().forward(inputs), 0.2, self.training)\n'
+        'configs.model = Config(Dropping)\n'
+    )
+    return file
 
 
 class TestAveragedWeights:

@@ -85,7 +85,9 @@ def test_durations(seconds, text):
     assert terminal.duration(seconds) == text
 
 
-def test_the_line_has_loss_speed_density_and_time_left(monkeypatch):
+@pytest.mark.parametrize(('limit', 'left'), [(160, 55), (61, 5.5), (50, 0), (40, 0)])
+def test_the_line_has_loss_speed_density_and_time_left(monkeypatch, limit, left):
+    """Of the steps that are trained, where they are limited."""
     now = [100.0]
     monkeypatch.setattr(terminal.time, 'monotonic', lambda: now[0])
     progress = SimpleNamespace(sent_elements=7, elements=10)
@@ -93,10 +95,11 @@ def test_the_line_has_loss_speed_density_and_time_left(monkeypatch):
         optimizer=SimpleNamespace(progress=progress),
         samples_per_step=32,
         loaders={'train': range(40)},
+        steps=lambda epochs: min(40 * epochs, limit),
     )
     meters = SimpleNamespace(step=0, losses=SimpleNamespace(latest=0.53124))
     line = ProgressLine(parts, meters, epoch=1, epochs=4)
-    now[0], meters.step = 105.0, 10  # 2 steps a second; 110 of 3 × 40 are left
+    now[0], meters.step = 105.0, 10  # 2 steps a second; without a limit 110 of 3 × 40 are left
     progress.sent_elements, progress.elements = 8, 1010
-    expected = 'epoch 1   25 %  loss 0.5312  64 samples/s  density 0.1 %  55 s left'
+    expected = f'epoch 1   25 %  loss 0.5312  64 samples/s  density 0.1 %  {left:.0f} s left'
     assert str(line) == expected

@@ -132,6 +132,9 @@ class Saver(EpochHooks):
         first: Its position in steps of this run.
         checks: Called with the position after each step, before anything is saved.
         best: The best epoch before ``first``.
+
+    Attributes:
+        step: Steps of the epoch so far, also at its end.
     """
 
     def __init__(
@@ -154,6 +157,8 @@ class Saver(EpochHooks):
         self._every_steps = configs.checkpoint.every_steps
         self._every_minutes = configs.checkpoint.every_minutes
         self._epochs, self.first_step = first
+        self.step = first.step
+        self._cut: dict[str, Any] | None = None  # where num_steps ends training within an epoch
         self._meters = meters_of(saved, engine, first)
         self._ranking, self._metric, self._best = ranking(configs), configs.train.metric, best
         start = draw_start(engine, parts.device)
@@ -181,6 +186,14 @@ class Saver(EpochHooks):
             set_random_state(self._meters['random'], self._parts.device)
             carry(self._parts.model, self._meters.get('carried', []))
         self._meters = None
+        self._note(meters)
+
+    def _note(self, meters: EpochMeters) -> None:
+        """Note how far the epoch is and, where training ends within it, what it would go on from:
+        before the evaluation, and with the best epoch before this one."""
+        self.step = meters.step
+        if self._parts.is_complete and self.step < len(self._parts.loaders['train']):
+            self._cut = {**self._within(meters), **self._best_so_far()}
 
     def after_step(self, meters: EpochMeters) -> None:
         """Save where it is time to, or where a rank has got a signal. See EpochHooks.
@@ -190,6 +203,7 @@ class Saver(EpochHooks):
             Stopped: On all ranks, where one cannot write its files.
             RolledBack, AgreementError: On all ranks, by the checks.
         """
+        self._note(meters)
         position = Position(self._epochs, meters.step)
         for check in self._checks:
             check(position)
@@ -228,12 +242,16 @@ class Saver(EpochHooks):
     def end_epoch(self, is_last: bool) -> None:
         """Save the state after an epoch; after the last one, wait until it is on all disks.
 
+        A checkpoint of an epoch that is cut short has, beside what was evaluated, from where
+        training goes on (``Saved.within_epoch``).
+
         Raises:
             Preempted, Stopped: As ``after_step``.
         """
         self._epochs, self.first_step = self._epochs + 1, 0
         position = Position(self._epochs)
         self._save(position, None)
+        self._cut = None
         if is_last:
             self.settle()
             return
@@ -264,18 +282,29 @@ class Saver(EpochHooks):
         state = {
             **self._parts.state_dict(),
             'epoch': position.epoch,
-            'best': self._best.value,
-            'best_epoch': self._best.epoch,
+            **self._best_so_far(),
             'best_metric': self._metric,
         }
         if meters is not None:
-            # Random numbers last: simulated ranks share the generators, and the other ranks may
-            # draw while this one waits for them.
-            random = random_state(self._parts.device)
-            state['samples'] = meters.step * self._parts.samples_per_step
-            carried = carried_by(self._parts.model)
-            state['meters'] = {**meters.state_dict(), 'random': random, 'carried': carried}
+            state |= self._within(meters)
+        elif self._cut is not None:
+            state['cut'] = self._cut
         return state
+
+    def _best_so_far(self) -> dict[str, Any]:
+        """The best epoch, as a checkpoint has it."""
+        return {'best': self._best.value, 'best_epoch': self._best.epoch}
+
+    def _within(self, meters: EpochMeters) -> dict[str, Any]:
+        """What a checkpoint within an epoch holds of it."""
+        # Random numbers last: simulated ranks share the generators, and the other ranks may draw
+        # while this one waits for them.
+        random = random_state(self._parts.device)
+        carried = carried_by(self._parts.model)
+        return {
+            'samples': meters.step * self._parts.samples_per_step,
+            'meters': {**meters.state_dict(), 'random': random, 'carried': carried},
+        }
 
     def replace(self, saved: Saved, position: Position) -> None:
         """Write a checkpoint anew, with what a rollback has changed in it. A collective.

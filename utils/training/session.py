@@ -126,7 +126,8 @@ class Session:
             check_trace(configs, parts)
             first = Position(0)
             if saved is not None:
-                first = load(parts, saved, bool(self._experiment.arguments.evaluate))
+                evaluates = bool(self._experiment.arguments.evaluate)
+                first = load(parts, saved.within_epoch(), evaluates)
         return parts, saved, first
 
     def _train(self, find: Callable[[nn.Module], Saved | None], goes_on: bool) -> int:
@@ -143,9 +144,10 @@ class Session:
         parts, saved, first = self._build(find)
         optimizer = parts.optimizer
         assert not isinstance(optimizer, WorkerOptimizer)  # that of a parameter server
-        if first.epochs >= parts.epochs(configs.train.num_epochs):
-            return self._end_at_once(saved, first, goes_on)
+        if is_over(parts, saved, first, configs.train.num_epochs):
+            return self._end_at_once(saved, made_before(parts, first), goes_on)
         if saved is not None:
+            saved = saved.within_epoch()
             say(engine, f'continues from {saved.position} in {saved.run}')
         best = best_before(saved, configs, engine, self._experiment.device)
         begins = goes_on and self._experiment.is_auto and saved is None and not folder.exists()
@@ -173,16 +175,29 @@ class Session:
         closing_table(folder, configs, engine)
         return 0
 
-    def _end_at_once(self, saved: Saved | None, first: Position, goes_on: bool) -> int:
+    def _end_at_once(self, saved: Saved | None, made: str, goes_on: bool) -> int:
         """Say that the run is complete; returns the exit code."""
         engine, device = self._engine, self._experiment.device
-        epochs = f'{first.epochs} epoch{"s" if first.epochs > 1 else ""}'
         if saved is not None and goes_on:  # killed at the end of the run
             with agreed(engine, device, Stopped):
                 own = Checkpoints(self._folder / 'checkpoints', engine.rank, engine.size)
                 own.record_best(saved.best_epoch)
-        say(engine, f'{self._source} has {epochs} already: there is nothing left to train')
+        say(engine, f'{self._source} has {made} already: there is nothing left to train')
         return 0
+
+
+def is_over(parts: Parts, saved: Saved | None, first: Position, num_epochs: int) -> bool:
+    """Whether nothing is left to train, nor to evaluate, after ``saved``."""
+    is_evaluated = saved is not None and not saved.position.step  # at the end of an epoch
+    has_all_steps = is_evaluated and parts.is_complete
+    return has_all_steps or first.epochs >= parts.epochs(num_epochs)
+
+
+def made_before(parts: Parts, first: Position) -> str:
+    """What has been made of the run, in words."""
+    if first.step:
+        return f'{first.epochs * len(parts.loaders["train"]) + first.step} steps'
+    return f'{first.epochs} epoch{"s" if first.epochs > 1 else ""}'
 
 
 def build_checks(
@@ -260,5 +275,5 @@ def train_epochs(
         saver.measured(numbers.get(configs.train.metric))
         numbers['seconds/save'] = saver.seconds()
         with agreed(engine, device, Stopped):  # a disk may be full on one machine
-            log.epoch(epoch, numbers, ranks)
+            log.epoch(epoch, numbers, ranks, saver.step)
         saver.end_epoch(is_last=epoch == last)
