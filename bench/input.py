@@ -63,13 +63,17 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 class Silent:
     """A log that keeps nothing."""
 
-    def step(self, *_: Any) -> None:
+    def place(self, step: int) -> int:
+        """The step: there are no curves."""
+        return step
+
+    def point(self, *_: Any) -> None:
         """Ignore a number of a step."""
 
     def epoch(self, *_: Any) -> None:
         """Ignore the numbers of an epoch."""
 
-    histogram = layers = trace = step
+    histogram = layers = trace = point
 
 
 class Fixed:

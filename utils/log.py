@@ -22,6 +22,7 @@ from utils.agree import agreed
 from utils.build import Parts
 from utils.checkpoint import Position
 from utils.config import Config
+from utils.counting import Counting, EqualSteps, Made
 from utils.curves import Curves
 from utils.facts import predicted_bytes, synchronous_facts, write_facts
 from utils.files import replacing, saving
@@ -40,8 +41,12 @@ log = logging.getLogger(__name__)
 class Log(Protocol):
     """Receives the measurements of a training loop."""
 
-    def step(self, name: str, value: float, step: int) -> None:
-        """Record a number of step ``step``."""
+    def place(self, step: int) -> int:
+        """Where the curves have step ``step``. To be asked while it is made, or about any step
+        where all have as many samples."""
+
+    def point(self, name: str, value: float, place: int) -> None:
+        """Record a number of the step at ``place``."""
 
     def histogram(self, name: str, values: Tensor, step: int) -> None:
         """Record a histogram of values of step ``step``."""
@@ -105,6 +110,7 @@ class RunLog:
         held: The lock on the folder, which is released with the log.
         axis: What the curves are drawn against: 'samples' or 'steps'.
         settings: By which TensorBoard compares runs.
+        counting: Counts samples; None where every step has as many.
     """
 
     def __init__(
@@ -115,12 +121,12 @@ class RunLog:
         held: IO[str] | None = None,
         axis: str = 'samples',
         settings: Mapping[str, Any] = NO_SETTINGS,
+        counting: Counting | None = None,
     ) -> None:
-        self._held, self._folder = held, folder
+        self._held, self._folder, self._axis = held, folder, axis
         self._writes = parts.engine.rank == 0
-        self._steps_per_epoch = len(parts.loaders['train'])
-        self._samples_per_step = parts.samples_per_step
-        self._per_step = parts.samples_per_step if axis == 'samples' else 1
+        self._loader = parts.loaders['train']
+        self._counting = counting or EqualSteps(parts.samples_per_step)
         if not self._writes:
             return
         epochs = None if resumed_at is None else resumed_at.epochs
@@ -128,33 +134,41 @@ class RunLog:
         self._layers = LayerFile(folder)
         purge, suffix = None, ''
         if resumed_at is not None:
-            steps = resumed_at.epochs * len(parts.loaders['train']) + resumed_at.step
-            purge = steps * self._per_step + 1
+            steps = resumed_at.epochs * len(self._loader) + resumed_at.step
+            purge = self._on_axis(self._counting.made(steps)) + 1
             # Event files are named by the second; the suffix keeps a resumed run from reusing one.
             suffix = f'.e{resumed_at.epochs:04d}.s{resumed_at.step:06d}'
         self._curves = Curves(folder, purge, suffix)
         self._curves.begin(settings)
 
-    def step(self, name: str, value: float, step: int) -> None:
-        """Add a point to a TensorBoard curve, against the samples of all workers so far, or the
-        steps."""
+    def _on_axis(self, made: Made) -> int:
+        """The samples of all workers so far, or the steps."""
+        return made.samples if self._axis == 'samples' else made.steps
+
+    def place(self, step: int) -> int:
+        """Behind the step. See Log."""
+        return self._on_axis(self._counting.made(step + 1))
+
+    def point(self, name: str, value: float, place: int) -> None:
+        """Add a point to a TensorBoard curve."""
         if self._writes:
-            self._curves.add(name, value, (step + 1) * self._per_step)
+            self._curves.add(name, value, place)
 
     def histogram(self, name: str, values: Tensor, step: int) -> None:
-        """Add a histogram, in the same way."""
+        """Add a histogram at a step."""
         if self._writes:
-            self._curves.histogram(name, values, (step + 1) * self._per_step)
+            self._curves.histogram(name, values, self.place(step))
 
     def layers(self, errors: Sequence[LayerError], step: int) -> None:
         """Add a line to layers.jsonl, and a point to the curves of each layer."""
         if not self._writes:
             return
         self._layers.append({each.layer: numbers_of(each) for each in errors}, step)
+        place = self.place(step)
         for each in errors:
-            self.step(f'topk_over_randomk/{each.layer}', each.topk, step)
+            self.point(f'topk_over_randomk/{each.layer}', each.topk, place)
             if each.selected is not None:
-                self.step(f'compressor_over_randomk/{each.layer}', each.selected, step)
+                self.point(f'compressor_over_randomk/{each.layer}', each.selected, place)
 
     def trace(self, content: str, table: str) -> None:
         """Write trace.json and trace.txt."""
@@ -179,14 +193,13 @@ class RunLog:
         """
         if not self._writes:
             return
-        of_epoch = self._steps_per_epoch if step is None else step
-        steps = epoch * self._steps_per_epoch + of_epoch
-        samples = steps * self._samples_per_step
+        of_epoch = len(self._loader) if step is None else step
+        made = self._counting.made(epoch * len(self._loader) + of_epoch)
         for name, value in numbers.items():
             if name != 'loss/train':  # which has a point for each step
-                self._curves.add(name, value, steps * self._per_step)
+                self._curves.add(name, value, self._on_axis(made))
         self._curves.flush()
-        self._metrics.append({'epoch': epoch, 'samples': samples, **numbers}, ranks)
+        self._metrics.append({'epoch': epoch, 'samples': made.samples, **numbers}, ranks)
 
     def flush(self) -> None:
         """Write what is buffered: a checkpoint has no points of the curves."""

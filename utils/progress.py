@@ -49,7 +49,7 @@ class ProgressLine:
 
     def __init__(self, parts: Parts, meters: EpochMeters, epoch: int, epochs: int) -> None:
         self._meters, self._progress = meters, parts.optimizer.progress
-        self._samples_per_step = parts.samples_per_step
+        self._parts = parts
         self._steps = len(parts.loaders['train'])
         self._epoch = epoch
         # Counted from the beginning of the epoch. Asynchronous workers may make more epochs.
@@ -68,7 +68,7 @@ class ProgressLine:
                 f'epoch {self._epoch}',
                 f'{100 * step / max(self._steps, 1):3.0f} %',
                 *(() if loss is None else (f'loss {loss:.4g}',)),
-                f'{rate * self._samples_per_step:,.0f} samples/s',
+                f'{rate * self._parts.samples_per_step:,.0f} samples/s',
                 f'density {100 * density:.3g} %',
                 f'{duration(max(self._to_make - step, 0) / rate)} left',
             )
@@ -107,8 +107,9 @@ class LossCurve:
     def __init__(self, parts: Parts, log: Log, first_step: int) -> None:
         self._engine, self._device = parts.engine, parts.device
         self._log = log
-        self._step = first_step
+        self._step = first_step  # of the first loss that waits
         self._waiting: list[Tensor] = []
+        self._places: list[int] = []  # of these on the curve
         self._all: list[float] = []
         self._latest: Tensor | None = None
 
@@ -119,6 +120,7 @@ class LossCurve:
 
     def add(self, loss: Tensor) -> None:
         """Add the loss of the next step, a scalar on this rank's device."""
+        self._places.append(self._log.place(self._step + len(self._waiting)))
         self._waiting.append(loss)
         self._latest = loss
         if len(self._waiting) == STEPS_BETWEEN_LOSSES:
@@ -144,14 +146,16 @@ class LossCurve:
         self._all = list(state['written'])
         self._waiting = [loss.to(self._device) for loss in state['waiting']]
         self._step += len(self._all)
+        self._places = [self._log.place(self._step + i) for i in range(len(self._waiting))]
 
     def _write(self) -> None:
         sums = self._engine.all_reduce(torch.stack(self._waiting))
-        for loss in (sums / self._engine.size).tolist():
-            self._log.step('loss/train', loss, self._step)
-            self._all.append(loss)
-            self._step += 1
-        self._waiting = []
+        losses = (sums / self._engine.size).tolist()
+        for loss, place in zip(losses, self._places, strict=True):
+            self._log.point('loss/train', loss, place)
+        self._all += losses
+        self._step += len(losses)
+        self._waiting, self._places = [], []
 
 
 class PhaseTimer:
@@ -213,9 +217,8 @@ class EpochMeters:
 
     def __init__(self, parts: Parts, log: Log, epoch: int, settings: Config) -> None:
         self.step = 0
-        self._skipped = 0
+        self._parts, self._samples = parts, 0  # of the steps that are measured
         self._dataset = getattr(parts.loaders['train'], 'dataset', None)
-        self._samples_per_step = parts.samples_per_step
         self._first = epoch * len(parts.loaders['train'])
         self._magnitudes = Magnitudes(parts, log, settings.histogram_steps, self._first)
         self._selection = SelectionLog(parts, log, settings.selection_steps, self._first)
@@ -234,6 +237,7 @@ class EpochMeters:
         self._selection.after_exchange(self._first + self.step)
         self.losses.add(loss)
         self.step += 1
+        self._samples += self._parts.samples_per_step
         self._trace.before_step(self._first + self.step)
 
     def measured(self) -> dict[str, float]:
@@ -249,7 +253,7 @@ class EpochMeters:
 
     def _speed(self, seconds: float) -> dict[str, float]:
         """Samples of all workers per second and, of a text, tokens."""
-        samples = (self.step - self._skipped) * self._samples_per_step / max(seconds, 1e-9)
+        samples = self._samples / max(seconds, 1e-9)
         tokens = getattr(self._dataset, 'tokens_per_sample', None)
         return {
             'speed/samples': samples,
@@ -267,7 +271,7 @@ class EpochMeters:
 
     def skip(self, steps: int) -> None:
         """Leave out steps that another number of ranks made, whose losses are not known here."""
-        self.step = self._skipped = steps
+        self.step = steps
         self.losses.skip(steps)
         self._selection.before_step(self._first + steps)
         self._trace.before_step(self._first + steps)
@@ -275,6 +279,7 @@ class EpochMeters:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from ``state_dict()`` of the same epoch."""
         self.step = int(state['step'])
+        self._samples = self.step * self._parts.samples_per_step
         self.phases.load_state_dict(state['phases'])
         self.losses.load_state_dict(state['losses'])
         self._selection.load_state_dict(state.get('selection', {}))

@@ -7,15 +7,29 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from event_files import events
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dgc.engines import LocalEngine
 from dgc.engines.base import EngineError
 from dgc.engines.lighthouse import ElasticSettings
+from dgc.progress import Progress
 from utils.checks import check_elastic, check_synchronous
 from utils.cli import DECLARATIONS, OPTIONS
 from utils.config import Config, ConfigError, load
-from utils.training.elastic import Elastic, Share, set_scaled_rate
+from utils.loading import IN_PLACE
+from utils.log import Metrics, RunLog
+from utils.progress import EpochMeters
+from utils.training.elastic import (
+    Elastic,
+    ElasticLoader,
+    ElasticParts,
+    EpochProgress,
+    Events,
+    Share,
+    set_scaled_rate,
+)
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -52,6 +66,100 @@ def test_an_epoch_has_as_many_steps_as_it_yields():
     for size in (1, 2, 3):
         share = shares(total=31, batch=4, size=size, position=0, epoch=0)[0]
         assert len(list(share)) == len(share) == 31 // (4 * size)
+
+
+class Course:
+    """Stands for the optimizer and the saver of a worker whose group changes, and may lose steps.
+
+    Args:
+        share: Of the worker.
+        sizes: Of the group, by the number of calls of ``begin``.
+        lost: Which of these steps are not applied.
+    """
+
+    def __init__(self, share: Share, sizes: list[int], lost: set[int]) -> None:
+        self._share, self._sizes, self._lost = share, sizes, lost
+        self.steps, self.changes, self.engine = 0, [], SimpleNamespace(members=())
+        self.progress = Progress()
+
+    def begin(self) -> None:
+        size = self._sizes[min(self.steps, len(self._sizes) - 1)]
+        if size != self._share.size or not self.changes:
+            self.changes.append(size)
+            self._share.size = size
+        self.committed = self.steps not in self._lost
+
+    def average(self, _: list[torch.Tensor]) -> bool:
+        return True
+
+    def between_steps(self, _: bool) -> None:
+        self.steps += 1
+
+
+def run_of(folder: Path, sizes: list[int], lost: set[int], axis: str = 'samples') -> None:
+    """Two epochs of 1,000 samples in batches of 8, as train.py makes them, and their files."""
+    share = Share(1000, 8, 7, for_processes=False)
+    progress = EpochProgress(torch.nn.Linear(1, 1), share)
+    dataset = torch.utils.data.TensorDataset(torch.zeros(1000))
+    loader = ElasticLoader(dataset, share, progress, Events(), IN_PLACE)
+    loader.optimizer = loader.saver = course = Course(share, sizes, lost)
+    parts = ElasticParts(
+        engine=LocalEngine(),
+        device=torch.device('cpu'),
+        model=torch.nn.Linear(1, 1),
+        loaders={'train': loader},
+        criterion=None,
+        optimizer=course,
+        rate=None,
+        share=share,
+    )
+    log = RunLog(folder, parts, axis=axis, counting=progress)
+    settings = SimpleNamespace(histogram_steps=None, selection_steps=None, trace_steps=None)
+    for epoch in (0, 1):
+        meters = EpochMeters(parts, log, epoch, settings)
+        for _ in loader:
+            meters.add(torch.tensor(float(parts.samples_per_step)))
+        numbers = meters.measured()
+        log.epoch(epoch, {**numbers, 'made': numbers['speed/samples'] * numbers['seconds/train']})
+    log.close()
+
+
+def curve(folder: Path, name: str) -> dict[int, float]:
+    (file,) = folder.glob('events.*')
+    return {e.step: v.simple_value for e in events(file) for v in e.summary.value if v.tag == name}
+
+
+@pytest.mark.parametrize('sizes', [[1], [4], [4] * 20 + [2] * 30 + [3], [1] * 70 + [4]])
+def test_samples_are_those_of_all_workers_whatever_their_number(sizes, tmp_path):
+    """Of steps, which the loss curve has 50 at a time, and of epochs."""
+    run_of(tmp_path, sizes, lost=set())
+    lines = Metrics(tmp_path / 'metrics.jsonl').read()
+    assert [line['samples'] for line in lines] == [1000, 2000]
+    assert list(curve(tmp_path, 'speed/samples')) == [1000, 2000]
+    points = curve(tmp_path, 'loss/train')  # each loss is the number of samples of its step
+    last = 0
+    for place, samples in points.items():
+        assert place - samples in (last, 1000)
+        last = place
+    assert set(points.values()) == {8.0 * size for size in sizes}
+    assert [line['made'] for line in lines] == pytest.approx(
+        [
+            sum(n for place, n in points.items() if (place > 1000) is later)
+            for later in (False, True)
+        ]
+    )
+
+
+def test_a_step_that_is_repeated_has_the_place_of_the_first_try(tmp_path):
+    run_of(tmp_path / 'lost', [4], lost={3, 40})
+    run_of(tmp_path / 'none', [4], lost=set())
+    assert curve(tmp_path / 'lost', 'loss/train') == curve(tmp_path / 'none', 'loss/train')
+
+
+def test_curves_against_steps_count_the_steps_of_this_worker(tmp_path):
+    run_of(tmp_path, [4], lost=set(), axis='steps')
+    assert list(curve(tmp_path, 'loss/train')) == list(range(1, 2 * 31 + 1))
+    assert list(curve(tmp_path, 'ratio')) == [31, 62]
 
 
 def test_the_rate_is_that_of_the_workers_there_are():

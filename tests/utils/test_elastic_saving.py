@@ -82,6 +82,7 @@ def test_a_worker_that_gets_a_signal_saves_and_goes_on_from_there(runs, capsys):
     out = capsys.readouterr().out
     assert f'continues from {path.name[: -len(".r0of1.pth")]} in {runs.worker}, with its own' in out
     assert runs.epochs() == [0, 1]
+    assert [line['samples'] for line in runs.lines()] == [1437, 2 * 1437]
     last = sealed.read(runs.checkpoints / 'e0001.r0of1.pth')
     assert last['optimizer']['elastic']['committed'] == 46  # no step was left out or repeated
     assert runs.run('--resume', 'auto') == 0

@@ -63,7 +63,7 @@ def test_the_numbers_of_ranks_are_in_the_line_and_not_in_curves(tmp_path):
 @pytest.mark.parametrize(('axis', 'points'), [('samples', {32, 320}), ('steps', {1, 10})])
 def test_curves_are_against_samples_or_steps(tmp_path, axis, points):
     log = RunLog(tmp_path, parts(), axis=axis)
-    log.step('loss/train', 1.0, 0)
+    log.point('loss/train', 1.0, log.place(0))
     log.epoch(0, {'acc/test_top1': 1.0})
     log.close()
     (file,) = tmp_path.glob('events.*')
@@ -72,7 +72,7 @@ def test_curves_are_against_samples_or_steps(tmp_path, axis, points):
 
 def test_other_ranks_leave_nothing(tmp_path, capsys):
     log = RunLog(tmp_path / 'run', parts(rank=1))
-    log.step('loss/train', 1.0, 0)
+    log.point('loss/train', 1.0, log.place(0))
     log.epoch(0, {'loss/train': 1.0})
     log.close()
     assert not (tmp_path / 'run').exists()

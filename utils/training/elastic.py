@@ -37,6 +37,7 @@ from utils.build import (
 from utils.checkpoint import CheckpointError, Position
 from utils.checks import build_composition, check_elastic, naming
 from utils.config import Config, ConfigError
+from utils.counting import Made
 from utils.data import Drawn, Seeded, build_datasets, collate
 from utils.folder import LOCK, check_writable, claim, prepare_folder, writing
 from utils.loading import Loading
@@ -98,13 +99,14 @@ class Share(Sampler[list[Any]]):
     Attributes:
         epoch: Whose permutation is drawn.
         position: Samples of the epoch that all workers together have used.
+        taken: Those of the step that is made; 0 between two steps.
         rank, size: Of this worker.
         skipped: Not used here.
     """
 
     def __init__(self, total: int, batch: int, seed: int, for_processes: bool) -> None:
         self.total, self.batch, self.seed = total, batch, seed
-        self.epoch = self.position = self.rank = self.skipped = 0
+        self.epoch = self.position = self.taken = self.rank = self.skipped = 0
         self.size = 1
         self.for_processes = for_processes
 
@@ -182,10 +184,11 @@ class ElasticLoader:
             is_first = self._changes != len(optimizer.changes)
             if batches is None or is_first:
                 batches = self._open()
-            stride = share.size * share.batch  # of this step, also where a worker is lost in it
+            share.taken = share.size * share.batch  # also where a worker is lost in this step
             yield next(batches)
+            taken, share.taken = share.taken, 0
             if optimizer.committed:
-                share.position += stride
+                share.position += taken
                 self._note_step(is_first)
                 self._changes = len(optimizer.changes)
             else:
@@ -241,6 +244,12 @@ class EpochProgress:
         """Complete epochs, and batches of all workers in the one that follows."""
         return Position(self.epoch, self._share.position // self._share.batch)
 
+    def made(self, steps: int) -> Made:
+        """As in Counting: by the data, since the samples of a step are those of the workers that
+        were there. Those that fill no step at the end of an epoch count with it."""
+        share = self._share
+        return Made(self.epoch * share.total + share.position + share.taken, steps)
+
     @property
     def buffers(self) -> list[torch.Tensor]:
         """Those of the model."""
@@ -276,6 +285,15 @@ class EpochProgress:
         with torch.no_grad():
             for buffer, value in zip(self.buffers, state['buffers'], strict=True):
                 buffer.copy_(value)
+
+
+class ElasticParts(Parts):
+    """What one elastic worker trains with: its engine is to itself, and it steps with others."""
+
+    @property
+    def samples_per_step(self) -> int:
+        """Training samples of the workers of the present together per step."""
+        return self.share.size * (self.loaders['train'].batch_size or 1)
 
 
 class Elastic:
@@ -404,7 +422,7 @@ class Trainer:
         self._loader.optimizer = self.optimizer
         alone = LocalEngine()  # each worker evaluates all samples, and measures its own losses
         loaders = build_evaluation_loaders(configs, datasets, 0, 1, device)
-        self.parts = Parts(
+        self.parts = ElasticParts(
             engine=alone,
             device=device,
             model=model,
@@ -451,7 +469,8 @@ class Trainer:
         held = prepare_folder(folder, configs, about, moves_aside=is_new)
         self._events.path = folder / 'events.jsonl'
         resumed_at = None if is_new or is_empty else Position(first.epoch)
-        log = RunLog(folder, self.parts, resumed_at, held, configs.log.axis)
+        axis = configs.log.axis
+        log = RunLog(folder, self.parts, resumed_at, held, axis, counting=self.progress)
         lines = [str(folder), str(self.optimizer.changes[-1]), self._origin]
         say(self.parts.engine, '\n'.join(filter(None, lines)))
         return log
