@@ -108,6 +108,7 @@ class LossCurve:
         self._engine, self._device = parts.engine, parts.device
         self._log = log
         self._step = first_step  # of the first loss that waits
+        self._skipped = 0
         self._waiting: list[Tensor] = []
         self._places: list[int] = []  # of these on the curve
         self._all: list[float] = []
@@ -134,15 +135,18 @@ class LossCurve:
 
     def skip(self, steps: int) -> None:
         """Leave out some steps."""
+        self._skipped += steps
         self._step += steps
 
     def state_dict(self) -> dict[str, Any]:
-        """The losses of the epoch: those in the curve, and those of this rank that wait."""
+        """The losses of the epoch: those in the curve, and those of this rank that wait; and how
+        many were left out before them."""
         waiting = [loss.detach().cpu() for loss in self._waiting]
-        return {'written': list(self._all), 'waiting': waiting}
+        return {'written': list(self._all), 'waiting': waiting, 'skipped': self._skipped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from ``state_dict()`` of the same epoch."""
+        self.skip(int(state.get('skipped', 0)))  # which an earlier version did not save
         self._all = list(state['written'])
         self._waiting = [loss.to(self._device) for loss in state['waiting']]
         self._step += len(self._all)
@@ -264,6 +268,7 @@ class EpochMeters:
         """The measurements so far."""
         return {
             'step': self.step,
+            'samples': self._samples,
             'phases': self.phases.state_dict(),
             'losses': self.losses.state_dict(),
             'selection': self._selection.state_dict(),
@@ -279,7 +284,7 @@ class EpochMeters:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from ``state_dict()`` of the same epoch."""
         self.step = int(state['step'])
-        self._samples = self.step * self._parts.samples_per_step
+        self._samples = int(state.get('samples', self.step * self._parts.samples_per_step))
         self.phases.load_state_dict(state['phases'])
         self.losses.load_state_dict(state['losses'])
         self._selection.load_state_dict(state.get('selection', {}))

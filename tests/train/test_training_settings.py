@@ -161,6 +161,12 @@ class TestNumSteps:
         run = train(tmp_path / 'one', *words, size=1)
         assert [line['steps'] for line in run.metrics] == [2]
         assert run.metrics[0]['samples'] == 10 * 64
+        words = ['--resume', 'auto', '--name', run.folder.name, '--configs.train.num_steps', '12']
+        run = train(tmp_path / 'one', *words, size=1)  # which knows of the steps before, too
+        assert [line['steps'] for line in run.metrics] == [4]
+        assert list(run.curve('loss/train')) == [64 * step for step in (9, 10, 11, 12)]
+        (line,) = run.metrics
+        assert line['speed/samples'] * line['seconds/train'] == pytest.approx(4 * 64)
 
     def test_a_signal_at_the_last_step_is_followed_by_the_evaluation(self, tmp_path, monkeypatch):
         """And then, too, a longer run goes on from there."""

@@ -234,8 +234,10 @@ def written(saved: Saved | None, engine: Engine, first: Position) -> Position:
     """The position up to which the files of the run are kept: curves have the losses of 50 steps
     at a time."""
     meters = meters_of(saved, engine, first)
-    steps = first.step if meters is None else len(meters['losses']['written'])
-    return Position(first.epochs, steps)
+    if meters is None:
+        return first
+    losses = meters['losses']
+    return Position(first.epochs, losses.get('skipped', 0) + len(losses['written']))
 
 
 def train_epochs(
