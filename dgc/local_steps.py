@@ -31,6 +31,7 @@ from dgc.sources import Movement, check_inner, check_trained
 from dgc.wiring import (
     check,
     check_present_momentum,
+    forget_memory,
     groups_of,
     regroup,
     trained,
@@ -179,6 +180,7 @@ class LocalSteps(Wrapper):
             self._handles.pop().remove()
         self._inner_guard.remove()
         self._outer_guard.remove()
+        forget_memory(self.outer)
         release(self, self._wrapped)
 
     # A GradScaler then calls ``step()`` after an overflow, too, so that the step is counted.

@@ -40,6 +40,7 @@ from dgc.wiring import (
     check_batches,
     check_momentum_once,
     check_present_momentum,
+    forget_memory,
     regroup,
     trained,
     wire,
@@ -198,6 +199,7 @@ class DistributedOptimizer(Wrapper):
         self.reducer.release()
         self._handle.remove()
         self._guard.remove()
+        forget_memory(self.optimizer)
         release(self, self._parameters)
 
     def set_backward_passes_per_step(self, passes: int) -> None:

@@ -425,6 +425,12 @@ def check_momentum_once(
         )
 
 
+def forget_memory(optimizer: Optimizer) -> None:
+    """Let a DGCSGD that is no longer wrapped warn of a momentum that no memory applies."""
+    if isinstance(optimizer, DGCSGD):
+        optimizer.has_memory = False
+
+
 def check_second_moment(optimizer: Optimizer, composition: Composition) -> None:
     """Warn where Adam and its relatives forget an element's square before the next one arrives.
 

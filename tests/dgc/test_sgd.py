@@ -3,6 +3,7 @@ import warnings
 
 import pytest
 import torch
+from dgc_helpers import exact
 from torch.nn import Parameter
 
 import dgc
@@ -202,3 +203,20 @@ class TestMomentumThatNothingApplies:
             return dgc.DistributedOptimizer(optimizer, named, engine=LocalEngine())
 
         assert self.step(0.9, wrap) == []
+
+    @pytest.mark.parametrize('kind', ['DistributedOptimizer', 'LocalSteps'])
+    def test_a_wrapper_that_was_detached_applies_none(self, kind):
+        def wrap(optimizer, named):
+            if kind == 'LocalSteps':
+                inner = torch.optim.SGD([parameter for _, parameter in named], lr=0.1)
+                wrapper = dgc.LocalSteps(inner, optimizer, named, exact(), LocalEngine(), every=1)
+            else:
+                wrapper = dgc.DistributedOptimizer(optimizer, named, engine=LocalEngine())
+            named[0][1].square().sum().backward()
+            wrapper.step()
+            assert optimizer.has_memory
+            wrapper.detach()
+            return optimizer
+
+        (message,) = self.step(0.9, wrap)
+        assert 'the momentum is not applied' in message
