@@ -129,7 +129,7 @@ class DGCSGD(Optimizer):
                 without.append((parameter, gradient))
                 continue
             carrying.append(parameter)
-            buffer = self._decay_momentum(parameter)
+            buffer = self._decay_momentum(parameter, group['weight_decay'])
             if fits_kernel(parameter, gradient, buffer):
                 native.step(parameter, gradient, buffer, group)
             else:
@@ -173,9 +173,14 @@ class DGCSGD(Optimizer):
         if momentum ** state['decayed_steps'] < NEGLIGIBLE:
             del self.state[parameter]
 
-    def _decay_momentum(self, parameter: Tensor) -> Tensor:
-        """Return the buffer ``b``, in the parameter's shape; zeros at first."""
+    def _decay_momentum(self, parameter: Tensor, weight_decay: float) -> Tensor:
+        """Return the buffer ``b``, in the parameter's shape; zeros at first.
+
+        Where weight decay adds to it, it has not begun to decay: see ``_let_decay``.
+        """
         state = self.state[parameter]
+        if weight_decay:
+            state.pop('decayed_steps', None)
         if 'decay_momentum' not in state:
             state['decay_momentum'] = torch.zeros_like(parameter)
         return state['decay_momentum']

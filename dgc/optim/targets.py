@@ -140,7 +140,7 @@ def of_dgcsgd(optimizer: Optimizer, group: Group) -> Rule:
 
     def rule(parameter: Tensor) -> Target | None:
         if momentum and decay:
-            buffer = optimizer._decay_momentum(parameter)
+            buffer = optimizer._decay_momentum(parameter, decay)
             return Target(parameter, step, buffer, (rate, momentum, decay))
         if momentum and 'decay_momentum' in optimizer.state.get(parameter, ()):
             return None  # a buffer of earlier steps fades, see ``DGCSGD._let_decay``

@@ -3,7 +3,7 @@ import warnings
 
 import pytest
 import torch
-from dgc_helpers import exact
+from dgc_helpers import exact, loss, parameters
 from torch.nn import Parameter
 
 import dgc
@@ -220,3 +220,42 @@ class TestMomentumThatNothingApplies:
 
         (message,) = self.step(0.9, wrap)
         assert 'the momentum is not applied' in message
+
+
+class TestWeightDecayThatIsTurnedOffAndOn:
+    """Its momentum fades, and is dropped, by the steps since weight decay last added to it."""
+
+    PHASES = ((0.1, 3), (0.0, 30), (0.1, 3), (0.0, 12))  # 0.5^30 is kept, 0.5^42 is not
+
+    @pytest.mark.parametrize('route', ['plain', 'dense', 'sparse'])
+    def test_it_begins_to_fade_anew(self, route):
+        named = parameters()
+        plain = DGCSGD([parameter for _, parameter in named], lr=0.01, momentum=0.5)
+        optimizer = plain
+        if route != 'plain':
+            optimizer = dgc.DistributedOptimizer(plain, named, exact(), LocalEngine())
+        for weight_decay, steps in self.PHASES:
+            kept = {p: held['decay_momentum'].clone() for p, held in plain.state.items()}
+            for group in plain.param_groups:
+                group['weight_decay'] = weight_decay
+            for step in range(steps):
+                optimizer.zero_grad()
+                loss(named, 0, step).backward()
+                if route == 'dense':
+                    optimizer.synchronize()
+                optimizer.step()
+        for _, parameter in named:
+            left = plain.state[parameter]['decay_momentum']
+            assert left.any()
+            torch.testing.assert_close(left, kept[parameter] * 0.5**steps)
+
+    def test_it_is_dropped_once_it_is_negligible(self):
+        named = parameters()
+        optimizer = DGCSGD([p for _, p in named], lr=0.01, momentum=0.5, weight_decay=0.1)
+        for weight_decay, steps in [(0.1, 3), (0.0, 12), (0.1, 3), (0.0, 40)]:
+            optimizer.param_groups[0]['weight_decay'] = weight_decay
+            for step in range(steps):
+                optimizer.zero_grad()
+                loss(named, 0, step).backward()
+                optimizer.step()
+        assert not optimizer.state
