@@ -107,6 +107,16 @@ class BucketState(dict[str, dict[str, Any]]):
                 if isinstance(entry, OwnedSlice):
                     self[role][name] = self._initial(entry)
 
+    @property
+    def of_elements(self) -> list[tuple[str, str]]:
+        """Role and name of each entry that has a number for each element."""
+        return [
+            (role, name)
+            for role, entries in self.parts.items()
+            for name, entry in entries.items()
+            if isinstance(entry, Elements | OwnedSlice)
+        ]
+
     def expanded(self, role: str, name: str) -> Tensor:
         """Return ``[n]`` with an ``OwnedSlice`` in this rank's slice, and zeros elsewhere."""
         return self._expanded(self[role][name])

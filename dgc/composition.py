@@ -210,6 +210,12 @@ class Composition:
         """Computes the bytes that buckets send."""
         return Volume(self.exchange, self.codec, self.compressor, self.always_sparse)
 
+    @property
+    def meaning(self) -> dict[str, str]:
+        """What the numbers are that memory and exchange keep of a bucket's elements."""
+        memory = self.memory.meaning or type(self.memory).__name__
+        return {'memory': memory, 'transform': self.transform.basis}
+
     def state_for(self, spec: BucketSpec) -> dict[str, Entries]:
         """Return what each part keeps of a bucket between steps, by the part's role."""
         return {

@@ -545,9 +545,9 @@ class DistributedOptimizer(Wrapper):
         schedule at step 0, which rank 0 says in a warning.
 
         Raises:
-            ValueError: Where this composition has no memory for a saved residual or momentum; where
-                the saved states are those of some of the ranks of another world size; where
-                momentum would be applied twice, or not at all.
+            ValueError: Where this composition has no memory for a saved residual or momentum, or
+                would take it for something else; where the saved states are those of some of the
+                ranks of another world size; where momentum would be applied twice, or not at all.
         """
         wrapped = state_of_wrapped(state_dict)
         rank, size = self.engine.rank, self.engine.size

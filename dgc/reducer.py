@@ -370,16 +370,19 @@ class Reducer:
     def state_dict(self) -> dict[str, Any]:
         """Return everything that this rank's parts keep between steps (``dgc.saved_state``)."""
         states = [bucket.state for bucket in self.buckets]
-        return {**save(states), 'world_size': self.engine.size}
+        saved = save(states, self.composition.meaning)
+        return {**saved, 'world_size': self.engine.size}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore what ``state_dict()`` returned, for any division into buckets.
 
         Raises:
-            ValueError: Where this composition has no memory for a saved residual or momentum.
+            ValueError: Where this composition has no memory for a saved residual or momentum, or
+                would take it for something else.
         """
         self.abandon()
-        restore([bucket.state for bucket in self.buckets], state_dict, self.engine.size)
+        states = [bucket.state for bucket in self.buckets]
+        restore(states, state_dict, self.engine.size, self.composition.meaning)
 
     def resize(self) -> None:
         """Go on with the engine's present rank and world size, between two steps.

@@ -1,7 +1,8 @@
 """The state of all buckets as one dictionary: saved, restored, and merged for other world sizes.
 
 {'memory' | 'compressor' | 'exchange' | 'transform' | 'codec': {parameter: {entry: tensor}},
- 'buckets': [{'parameters': [name, …], 'values': {role: {entry: plain values}}}],
+ 'buckets': [{'parameters': [name, …], 'values': {role: {entry: plain values}},
+              'meaning': ``Composition.meaning``}],
  'resize': {role: {entry: what becomes of it at another world size}},
  'world_size': of the ranks that saved it}
 
@@ -28,8 +29,13 @@ KEY = re.compile(r'rank (\d+) of (\d+)')
 EMPTY: Mapping[str, Any] = {'memory': {}, 'resize': {}}  # restores initial values
 
 
-def save(states: Sequence[BucketState]) -> dict[str, Any]:
-    """Return copies of the state of all parts, by parameter name."""
+def save(states: Sequence[BucketState], meaning: Mapping[str, str]) -> dict[str, Any]:
+    """Return copies of the state of all parts, by parameter name.
+
+    Args:
+        states: Of the buckets.
+        meaning: ``Composition.meaning``.
+    """
     saved: dict[str, Any] = {role: {} for role in ROLES}
     saved['buckets'] = []
     saved['resize'] = {role: {} for role in ROLES}
@@ -38,14 +44,22 @@ def save(states: Sequence[BucketState]) -> dict[str, Any]:
         values = tensors.pop('values')
         for role, by_parameter in tensors.items():
             saved[role].update(by_parameter)
-        saved['buckets'].append({'parameters': list(state.spec.names), 'values': values})
+        # Not beside 'resize': torch.distributed.checkpoint would then miss it in older folders.
+        names = list(state.spec.names)
+        own = {'parameters': names, 'values': values, 'meaning': dict(meaning)}
+        saved['buckets'].append(own)
         for role, entries in state.parts.items():
             rules = {name: entry.resize.value for name, entry in entries.items()}
             saved['resize'][role].update(rules)
     return saved
 
 
-def restore(states: Sequence[BucketState], saved: Mapping[str, Any], world_size: int) -> None:
+def restore(
+    states: Sequence[BucketState],
+    saved: Mapping[str, Any],
+    world_size: int,
+    meaning: Mapping[str, str],
+) -> None:
     """Restore what ``save`` or ``merge_states`` returned, for any division into buckets.
 
     Plain values are restored for buckets of the same parameters only; others are reset.
@@ -54,9 +68,11 @@ def restore(states: Sequence[BucketState], saved: Mapping[str, Any], world_size:
         states: States of this run's buckets, changed in place.
         saved: What was saved by, or merged for, this rank.
         world_size: The number of ranks of this run.
+        meaning: ``Composition.meaning`` of this run.
 
     Raises:
-        ValueError: Where this composition has no memory for a saved residual or momentum.
+        ValueError: Where this composition has no memory for a saved residual or momentum, or would
+            take it for something else.
     """
     if 'resize' not in saved:  # of an earlier version, whose other state cannot be used
         saved = {'memory': saved['memory'], 'resize': older_rules(saved)}
@@ -66,6 +82,7 @@ def restore(states: Sequence[BucketState], saved: Mapping[str, Any], world_size:
             "here: merge all ranks' states (dgc.saved_state.merge_states)"
         )
     check_places(states, saved)
+    check_meaning(states, saved, meaning)
     check_slices(states, saved, world_size)
     values = {tuple(each['parameters']): each['values'] for each in saved.get('buckets', [])}
     for state in states:
@@ -84,6 +101,31 @@ def check_places(states: Sequence[BucketState], saved: Mapping[str, Any]) -> Non
                         f'the saved {entry} of {name} would be lost: resume with the model and '
                         f'the {role} that the state was saved with'
                     )
+
+
+def check_meaning(
+    states: Sequence[BucketState], saved: Mapping[str, Any], meaning: Mapping[str, str]
+) -> None:
+    """Raise ValueError where this composition would take saved residuals for something else."""
+    places = {name: state for state in states for name in state.spec.names}
+    for bucket in saved.get('buckets', []):
+        theirs = bucket.get('meaning', meaning)  # not known of an earlier version's
+        if theirs == meaning:
+            continue
+        for name in bucket['parameters']:
+            for role, entry in places[name].of_elements if name in places else ():
+                held = saved.get(role, {}).get(name, {}).get(entry)
+                if held is not None and held.any():
+                    raise ValueError(
+                        f'the saved {entry} of {name} is that of {described(theirs)}, and would '
+                        f'be taken for that of {described(meaning)}: resume with the memory and '
+                        'the transform that the state was saved with'
+                    )
+
+
+def described(meaning: Mapping[str, str]) -> str:
+    """Return a composition's meaning as text: 'memory Residual, transform Identity'."""
+    return ', '.join(f'{role} {name}' for role, name in meaning.items())
 
 
 def check_slices(states: Sequence[BucketState], saved: Mapping[str, Any], world_size: int) -> None:
@@ -141,7 +183,7 @@ def merge_states(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> d
             role: {e: v for e, v in entries.items() if rules[role][e] == Resize.REPLICATED}
             for role, entries in bucket['values'].items()
         }
-        merged['buckets'].append({'parameters': bucket['parameters'], 'values': values})
+        merged['buckets'].append({**bucket, 'values': values})
     return merged
 
 

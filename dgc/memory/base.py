@@ -53,6 +53,8 @@ class Memory(ABC):
     Attributes:
         buffers: Names of the tensors ``[n]`` that a bucket holds for this memory.
         dtype: Their type, 'float32' or 'bfloat16'.
+        meaning: What their numbers are, as the name of the memory that defines them; '' for the
+            memory's own class. State is loaded by memories of the same meaning only.
         unsent: The one of ``buffers`` in which unsent elements add up; '' for none.
         holds_momentum: The velocity is kept here, so the optimizer must not apply momentum again.
         sends_gradients: What is sent are gradients, with what was left unsent of earlier ones; not
@@ -66,6 +68,7 @@ class Memory(ABC):
 
     buffers: tuple[str, ...] = ()
     dtype = 'float32'
+    meaning = ''
     unsent = ''
     holds_momentum = False
     sends_gradients = True

@@ -39,6 +39,7 @@ class MomentumCorrection(Memory):
     """
 
     buffers = ('momentum', 'velocity')
+    meaning = 'MomentumCorrection'
     unsent = 'velocity'
     holds_momentum = True
     sends_gradients = False

@@ -20,6 +20,12 @@ class Transform(ABC):
 
     is_identity = False
 
+    @property
+    def basis(self) -> str:
+        """What coefficients are in, with the settings that decide it. Residuals are restored in the
+        same basis only."""
+        return type(self).__name__
+
     def state_for(self, spec: BucketSpec) -> Entries:
         """Declare what it keeps of a bucket between steps."""
         return {}

@@ -52,6 +52,11 @@ class BlockDCT(Transform):
                 f'a cosine transform has blocks of sides up to {MOST}, got {self.layout.side}'
             )
 
+    @property
+    def basis(self) -> str:
+        """Coefficients differ by the sides of blocks, and not by ``sign``."""
+        return f'BlockDCT(side={self.layout.side})'
+
     def forward(self, flat: Tensor, spec: BucketSpec) -> Tensor:
         """Return the coefficients, float32 ``[n]``, block after block."""
         transformed = torch.empty(spec.numel, dtype=torch.float32, device=flat.device)

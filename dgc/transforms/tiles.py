@@ -32,6 +32,11 @@ class Tiles(Transform):
             raise ValueError(f'side must be at least 1, got {side}')
         self.side = side
 
+    @property
+    def basis(self) -> str:
+        """The order of elements differs by the sides of tiles."""
+        return f'Tiles(side={self.side})'
+
     def forward(self, flat: Tensor, spec: BucketSpec) -> Tensor:
         """Return the elements in the order of the tiles, float32 ``[n]``."""
         moved = torch.empty(spec.numel, dtype=torch.float32, device=flat.device)

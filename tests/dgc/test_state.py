@@ -4,6 +4,8 @@ another world size."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -13,10 +15,11 @@ from hypothesis import strategies as st
 from torch.nn import Parameter
 
 import dgc
+import dgc.memory
 from dgc.bucket_spec import BucketSpec
 from dgc.buckets import Bucket
 from dgc.compressors import TopK
-from dgc.memory import Residual
+from dgc.memory import MomentumCorrection, Residual
 from dgc.planner import PerTensor, Whole
 from dgc.reducer import Reducer
 from dgc.saved_state import merge_states
@@ -31,6 +34,7 @@ from dgc.state import (
     copied,
     owned_range,
 )
+from dgc.transforms import BlockDCT, BlockLayout, Identity, Tiles
 from dgc.wiring import spec_of
 
 SHAPES = {'a': (3, 4), 'b': (5,), 'c': (), 'd': (2, 3, 2)}
@@ -228,7 +232,9 @@ class TestValues:
 
     def test_buckets_that_keep_none_are_listed_by_their_parameters(self):
         saved = reducer_of(MIXED, parts={'memory': {'residual': Elements()}}).state_dict()
-        assert saved['buckets'] == [{'parameters': names, 'values': {}} for names in MIXED]
+        meaning = {'memory': 'Residual', 'transform': 'Identity'}
+        expected = {'values': {}, 'meaning': meaning}
+        assert saved['buckets'] == [{'parameters': names, **expected} for names in MIXED]
 
     def test_they_are_emptied_in_place(self):
         """A part may hold on to its dictionary for the whole run."""
@@ -419,6 +425,100 @@ def same(one, other):
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
     return one == other
+
+
+MEMORIES = [name for name in dgc.memory.__all__ if name != 'Memory']
+ALIKE = {'MomentumCorrection', 'MeanMomentum'}
+TRANSFORMS = {
+    'identity': Identity(),
+    'cosine': BlockDCT(),
+    'cosine 2': BlockDCT(BlockLayout(2)),
+    'tiles': Tiles(),
+    'tiles 2': Tiles(2),
+}
+
+
+class TestMeaning:
+    """Entries of the same name are those of another memory, or of another basis."""
+
+    def reducer(self, division=TOGETHER, parts=None, rank=0, size=1, **composition):
+        chosen = replace(exact(), **composition)
+        parts = chosen.state_for(BucketSpec.of_shape(4)) if parts is None else parts
+        engine = dgc.engines.LocalEngine()
+        engine.rank, engine.size = rank, size
+        return Reducer(buckets_of(division, rank, size, parts=parts), chosen, engine)
+
+    @pytest.mark.parametrize(('earlier', 'later'), [*product(MEMORIES, MEMORIES)])
+    def test_a_memory_takes_what_it_or_one_of_the_same_meaning_has_kept(self, earlier, later):
+        saved = filled(self.reducer(memory=getattr(dgc.memory, earlier)())).state_dict()
+        restored = self.reducer(division=APART, memory=getattr(dgc.memory, later)())
+        if earlier in (later, 'NoMemory') or {earlier, later} <= ALIKE:
+            restored.load_state_dict(saved)
+            assert earlier == 'NoMemory' or same(restored.state_dict()['memory'], saved['memory'])
+            return
+        with pytest.raises(ValueError, match=r'would be (lost|taken for that of memory)'):
+            restored.load_state_dict(saved)
+
+    @pytest.mark.parametrize(('earlier', 'later'), [*product(TRANSFORMS, TRANSFORMS)])
+    @pytest.mark.parametrize('parts', [None, {'exchange': {'owner_error': OwnedSlice()}}])
+    def test_coefficients_are_taken_in_the_same_basis_only(self, earlier, later, parts):
+        make = {'memory': Residual(), 'parts': parts}
+        saved = filled(self.reducer(transform=TRANSFORMS[earlier], **make)).state_dict()
+        restored = self.reducer(transform=TRANSFORMS[later], **make)
+        if earlier == later:
+            restored.load_state_dict(saved)
+            return
+        with pytest.raises(ValueError, match=r'(residual|owner_error) .* would be taken for'):
+            restored.load_state_dict(saved)
+
+    @pytest.mark.parametrize(
+        ('earlier', 'later'),
+        [
+            ({'memory': Residual(0.5)}, {'memory': Residual(dtype='bfloat16')}),
+            ({'memory': MomentumCorrection()}, {'memory': MomentumCorrection(False, 'bfloat16')}),
+            ({'transform': BlockDCT(sign=True)}, {'transform': BlockDCT()}),
+        ],
+    )
+    def test_other_settings_may_change(self, earlier, later):
+        saved = filled(self.reducer(**earlier)).state_dict()
+        for composition in (later, earlier):
+            restored = self.reducer(**composition)
+            restored.load_state_dict(saved)
+            saved = restored.state_dict()
+            assert all(entry.any() for held in saved['memory'].values() for entry in held.values())
+
+    def test_the_remedy_is_named_and_accepted(self):
+        saved = filled(self.reducer(memory=Residual(), transform=Tiles(2))).state_dict()
+        complaint = (
+            'the saved residual of a is that of memory Residual, transform Tiles(side=2), and '
+            'would be taken for that of memory Residual, transform Identity: resume with the '
+            'memory and the transform that the state was saved with'
+        )
+        with pytest.raises(ValueError) as caught:
+            self.reducer(memory=Residual()).load_state_dict(saved)
+        assert str(caught.value) == complaint
+        self.reducer(memory=Residual(), transform=Tiles(2)).load_state_dict(saved)
+
+    def test_zeros_mean_the_same_everywhere(self):
+        saved = self.reducer(memory=Residual(), transform=Tiles()).state_dict()
+        self.reducer(memory=Residual()).load_state_dict(saved)
+
+    def test_a_state_of_an_earlier_version_is_taken_as_it_is(self):
+        saved = filled(self.reducer(memory=Residual())).state_dict()
+        for bucket in saved['buckets']:
+            del bucket['meaning']
+        restored = self.reducer(memory=Residual(), transform=Tiles())
+        restored.load_state_dict(saved)
+        assert same(restored.state_dict()['memory'], saved['memory'])
+
+    @pytest.mark.parametrize('size', [2, 3])
+    def test_it_stays_known_at_another_world_size(self, size):
+        make = {'memory': Residual(), 'transform': Tiles()}
+        states = [filled(self.reducer(rank=r, size=2, **make), r).state_dict() for r in range(2)]
+        merged = merge_states(states, 0, size)
+        self.reducer(division=MIXED, size=size, **make).load_state_dict(merged)
+        with pytest.raises(ValueError, match='would be taken for'):
+            self.reducer(division=MIXED, size=size, memory=Residual()).load_state_dict(merged)
 
 
 class TestInTraining:

@@ -301,7 +301,7 @@ class TestSavedStates:
         memory = optimizer.reducer.state_dict()['memory']
         earlier = {'memory': memory, 'compressor': {'calls': 5}, 'exchange': {}}
         fresh = wrap(parameters(), dgc.deep_gradient_compression(0.05))
-        restore([bucket.state for bucket in fresh.buckets], earlier, 1)
+        restore([bucket.state for bucket in fresh.buckets], earlier, 1, {})
         after = fresh.reducer.state_dict()['memory']
         for name, entries in memory.items():
             for entry, tensor in entries.items():
