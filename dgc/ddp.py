@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+import torch
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.nn import Parameter
@@ -36,8 +37,20 @@ def gradients_of(bucket: GradBucket) -> list[tuple[Tensor, Tensor]]:
     """Return the parameters of one of DDP's buckets with elements, and their gradients: views of
     its buffer; a dense copy of a sparse gradient, which is alone in its bucket."""
     parameters, buffer = bucket.parameters(), bucket.buffer()
-    gradients = [buffer.to_dense()] if buffer.is_sparse else bucket.gradients()
+    if buffer.is_sparse:
+        gradients = [buffer.to_dense()]
+    else:
+        gradients = [laid_out(*each) for each in zip(bucket.gradients(), parameters, strict=True)]
     return [pair for pair in zip(parameters, gradients, strict=True) if pair[0].numel()]
+
+
+def laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """Return a parameter's part of a buffer with the elements where DDP stores them: in the memory
+    format of the parameter, such as channels last, which ``GradBucket.gradients()`` leaves out."""
+    strides = torch.empty_like(parameter, device='meta').stride()
+    if strides != parameter.stride():  # with gaps or overlaps, for which DDP has no place
+        return gradient
+    return gradient.as_strided(parameter.shape, strides)
 
 
 def dense(tensor: Tensor) -> Tensor:

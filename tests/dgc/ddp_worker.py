@@ -74,6 +74,41 @@ def with_optimizer(steps: int, make) -> list[Tensor]:
     return [parameter.detach().clone() for parameter in net.parameters()]
 
 
+class Weighted(nn.Module):
+    """``Σ inputs · weight``, whose gradient is the inputs, bit for bit."""
+
+    def __init__(self, memory_format: torch.memory_format) -> None:
+        super().__init__()
+        weight = torch.zeros(4, 3, 2, 2).contiguous(memory_format=memory_format)
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return (self.weight * inputs).sum()
+
+
+def in_format(memory_format: torch.memory_format, passes: int) -> list[Tensor]:
+    """The compressed gradients of a parameter in a memory format, and its residual in the end.
+
+    Args:
+        memory_format: Of the parameter.
+        passes: Backward passes of a step, each of which sends.
+    """
+    net = Weighted(memory_format)
+    composition = dgc.deep_gradient_compression(0.1, memory=Residual(), always_sparse=True)
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    state = registered(model, CompressionState(composition, optimizer))
+    found = []
+    for number in range(4):
+        optimizer.zero_grad()
+        for each in range(passes):
+            torch.manual_seed(100 * number + 10 * each + dist.get_rank())
+            model(torch.randn(4, 3, 2, 2)).backward()
+        optimizer.step()
+        found.append(net.weight.grad.clone())
+    return [*found, state.reducer.state_dict()['memory']['weight']['residual']]
+
+
 def with_an_empty_parameter() -> list[Tensor]:
     """The parameters after some steps of a model of which one has no elements."""
     net = nn.Linear(6, 4)
@@ -629,6 +664,7 @@ def half_precision(dtype: torch.dtype) -> list[bool]:
 
 UNUSED = {'find_unused_parameters': True}
 VIEWS = {'gradient_as_bucket_view': True}
+FORMATS = {'contiguous': torch.contiguous_format, 'channels last': torch.channels_last}
 
 CASES = {
     'ddp': lambda: with_ddp(6, None),
@@ -637,6 +673,11 @@ CASES = {
     'hook resumed': lambda: with_ddp(6, sparse, resume_at=3),
     'hook resumed from a whole': lambda: with_ddp(6, sparse, resume_at=3, whole=True),
     'optimizer': lambda: with_optimizer(6, sparse),
+    **{
+        f'{name}, {passes}': lambda each=each, passes=passes: in_format(each, passes)
+        for name, each in FORMATS.items()
+        for passes in (1, 2)
+    },
     'empty': with_an_empty_parameter,
     'momentum': momentum_after_loading,
     'refusal': refusal,

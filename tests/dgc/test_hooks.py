@@ -53,6 +53,14 @@ def test_compressed_differs_from_uncompressed(ranks):
     assert not all(map(torch.equal, ranks('hook')[0], ranks('ddp')[0]))
 
 
+@pytest.mark.parametrize('passes', [1, 2])
+def test_the_memory_format_of_a_parameter_changes_nothing(ranks, passes):
+    for ours, plain in zip(
+        *map(ranks, [f'channels last, {passes}', f'contiguous, {passes}']), strict=True
+    ):
+        assert all(map(torch.equal, ours, plain))
+
+
 @pytest.mark.parametrize('way', ['hook resumed', 'hook resumed from a whole'])
 def test_state_round_trips(ranks, way):
     assert all(map(torch.equal, ranks(way)[0], ranks('hook')[0]))
