@@ -263,7 +263,9 @@ class Reducer:
                 self._published(bucket, future)
                 for bucket, future in zip(self.buckets, self._pending, strict=True)
             ]
-            if is_final and not any(outcome.non_finite for outcome in outcomes):
+            # Also in the middle of a step: whether an exchange ends it may not be known, and the
+            # ranks agree on exchanges. A decision is undone with the exchange.
+            if not any(outcome.non_finite for outcome in outcomes):
                 self._control()
             self.engine.confirm()
         except Exception:  # the engine failed, perhaps since another rank is gone

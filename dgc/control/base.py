@@ -24,6 +24,9 @@ class Control(ABC):
         decide    in each step that is not skipped, after all buckets: where notes are complete,
                   adds them up over the ranks, and chooses the factors of the steps to come
 
+    A step is an exchange here: a DDP hook has one for each backward pass that sends, and an
+    optimizer that evaluates a closure one for each evaluation.
+
     Notes and factors are plain values in the state of the bucket: they are saved, restored where a
     step is skipped, and alike on all ranks but for the notes of the present window.
 

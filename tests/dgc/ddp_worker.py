@@ -20,8 +20,10 @@ from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 import dgc
+from dgc.control import Control, GraVAC, LGreCo
 from dgc.hooks import CompressionHook, CompressionState, compression_hook
 from dgc.memory import MomentumCorrection, Residual
+from dgc.planner import PerTensor
 
 SGD = {'lr': 0.05, 'momentum': 0.9, 'weight_decay': 0.01}
 
@@ -72,6 +74,47 @@ def with_optimizer(steps: int, make) -> list[Tensor]:
         step(net, number)
         optimizer.step()
     return [parameter.detach().clone() for parameter in net.parameters()]
+
+
+def factors(control: Control, way: str, steps: int = 9) -> list[list[float | None]]:
+    """The factors of all densities that are chosen, after each step.
+
+    Args:
+        control: Chooses them.
+        way: 'optimizer' for a DistributedOptimizer; else of a hook: 'known' or 'unknown' for the
+            optimizer, 'hidden' where no hook sees its steps, 'pickled' in every step.
+        steps: Their number.
+    """
+    net, rate = network(), 0.05
+    inner = torch.optim.SGD(net.parameters(), lr=rate)
+    composition = dgc.deep_gradient_compression(
+        0.02, memory=Residual(), planner=PerTensor(), control=control
+    )
+    model, optimizer = net, inner
+    if way == 'optimizer':
+        optimizer = dgc.DistributedOptimizer(inner, net.named_parameters(), composition)
+    else:
+        state = CompressionState(composition, inner if way == 'known' else ())
+        model = DistributedDataParallel(net)
+        registered(model, state)
+    found = []
+    for number in range(steps):
+        if way == 'pickled' and number:
+            model = DistributedDataParallel(net)
+            state = registered(model, pickle.loads(pickle.dumps(state)))
+        optimizer.zero_grad()
+        step(model, number)
+        if way == 'hidden':
+            for each in net.parameters():
+                each.data.sub_(rate * each.grad)
+        else:
+            optimizer.step()
+        buckets = optimizer.buckets if way == 'optimizer' else state.reducer.buckets
+        controls = [
+            bucket.state['control']['control'] for bucket in buckets if bucket.spec.schedule
+        ]
+        found.append([held.get('factor') for held in controls])
+    return found
 
 
 class Weighted(nn.Module):
@@ -367,6 +410,7 @@ def conserved(
     restart: bool = False,
     overflows: Mapping[int, int] | None = None,
     hidden: bool = False,
+    control: Control | None = None,
     **settings: Any,
 ) -> float:
     """The largest difference, relative to the largest sum, between what the ranks' gradients add up
@@ -382,13 +426,14 @@ def conserved(
         overflows: Step → the pass in which a gradient of rank 1 is infinite, which ends the step
             for a GradScaler; None where losses are not scaled.
         hidden: No hook sees the optimizer step, as where it updates copies of the parameters.
+        control: Chooses densities.
         settings: Of DistributedDataParallel.
     """
     net = Branches()
     parameters = list(net.parameters())
     named = MomentumCorrection(momentum_masking=False) if momentum is not None else Residual()
     composition = dgc.deep_gradient_compression(
-        0.1, memory=named, rules=dgc.LayerRules(min_dims=0), always_sparse=True
+        0.1, memory=named, rules=dgc.LayerRules(min_dims=0), always_sparse=True, control=control
     )
     make = torch.optim.SGD if momentum is None else dgc.DGCSGD
     optimizer = make(parameters, lr=0.0, momentum=momentum or 0.0)
@@ -664,6 +709,10 @@ def half_precision(dtype: torch.dtype) -> list[bool]:
 
 UNUSED = {'find_unused_parameters': True}
 VIEWS = {'gradient_as_bucket_view': True}
+CONTROLS = {
+    'GraVAC': lambda: GraVAC(largest=16, gain=0.2, window=2),
+    'LGreCo': lambda: LGreCo(every=2),
+}
 FORMATS = {'contiguous': torch.contiguous_format, 'channels last': torch.channels_last}
 
 CASES = {
@@ -673,6 +722,11 @@ CASES = {
     'hook resumed': lambda: with_ddp(6, sparse, resume_at=3),
     'hook resumed from a whole': lambda: with_ddp(6, sparse, resume_at=3, whole=True),
     'optimizer': lambda: with_optimizer(6, sparse),
+    **{
+        f'{way}, {name}': lambda way=way, make=make: factors(make(), way)
+        for way in ('optimizer', 'known', 'unknown', 'hidden', 'pickled')
+        for name, make in CONTROLS.items()
+    },
     **{
         f'{name}, {passes}': lambda each=each, passes=passes: in_format(each, passes)
         for name, each in FORMATS.items()
@@ -750,6 +804,10 @@ CONSERVING = {
     },
     'scaled, accumulated, momentum': {
         'taken': 'all', 'passes': 2, 'momentum': 0.5, 'overflows': {0: 1, 3: 0, 4: 1},
+    },
+    'control, scaled, accumulated': {
+        'taken': 'all', 'passes': 3, 'overflows': {2: 0, 3: 2}, 'momentum': 0.5,
+        'control': GraVAC(largest=5, gain=0.01, window=2),
     },
     'scaled, hidden': {'taken': 'all', 'overflows': {3: 0}, 'hidden': True},
     'scaled, hidden, in place': {

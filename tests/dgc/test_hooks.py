@@ -53,6 +53,14 @@ def test_compressed_differs_from_uncompressed(ranks):
     assert not all(map(torch.equal, ranks('hook')[0], ranks('ddp')[0]))
 
 
+@pytest.mark.parametrize('control', ddp_worker.CONTROLS)
+@pytest.mark.parametrize('way', ['known', 'unknown', 'hidden', 'pickled'])
+def test_densities_are_chosen_as_those_of_our_optimizer(ranks, way, control):
+    first, second = ranks(f'{way}, {control}')
+    assert first == second == ranks(f'optimizer, {control}')[0]
+    assert len(set(map(str, first))) > 2  # several decisions
+
+
 @pytest.mark.parametrize('passes', [1, 2])
 def test_the_memory_format_of_a_parameter_changes_nothing(ranks, passes):
     for ours, plain in zip(
