@@ -74,7 +74,8 @@ class Bucket:
         unused: The names of the parameters that were collected without a gradient.
         publishes: Whether the result is written to ``.grad``; else it stays in ``gradient``, for a
             caller that also fills that and ``unused``.
-        has_sparse: Whether a ``.grad`` that was collected is sparse.
+        sparse_dims: Name → the number of sparse dimensions, of parameters whose last gradient was
+            sparse: this rank's or, where it had none, that of the ranks that had one.
         hands_over: Whether ``publish`` leaves a sparse result to an optimizer that applies it as it
             is; ``write`` makes it the ``.grad`` after all.
         renews: Whether a memory writes new buffers beside the present ones, so that these need not
@@ -112,7 +113,7 @@ class Bucket:
         self._lent: dict[str, Tensor] = {}  # name → what autograd stored, flat
         self._places = {member.name: place for place, member in enumerate(self.members)}
         self._taken: list[Taken | None] = [None] * len(self.members)
-        self.has_sparse = False
+        self.sparse_dims: dict[str, int] = {}
         self._changed: set[str] = set()
         self.unused: set[str] = set()
         self.publishes = True
@@ -285,7 +286,6 @@ class Bucket:
             if taken is None:
                 self.note(place)
         self._lent.clear()
-        self.has_sparse = False
         self._take(range(len(self.members)), factor)
 
     def _take(self, places: Sequence[int], factor: Tensor | None) -> None:
@@ -295,6 +295,9 @@ class Bucket:
         noted = [(self.members[place], self._taken[place]) for place in places]
         present = [(member, taken.grad) for member, taken in noted if taken is not None]
         gradients = [grad for _, grad in present]
+        if self.sparse_dims:
+            for member, _ in present:
+                self.sparse_dims.pop(member.name, None)
         lent: Sequence[Tensor] = ()
         copied: Sequence[int] = range(len(present))
         if self._lends:
@@ -305,7 +308,9 @@ class Bucket:
             self._lent.update(zip(names, lent, strict=True))
         if copied:
             some = [gradients[at] for at in copied]
-            self.has_sparse |= any(grad.is_sparse for grad in some)
+            for at, grad in zip(copied, some, strict=True):
+                if grad.is_sparse:
+                    self.sparse_dims[present[at][0].name] = grad.sparse_dim()
             gather(self._storage(), some, [present[at][0].offset for at in copied])
         if len(present) < len(places):
             for member, taken in noted:
@@ -468,13 +473,38 @@ class Bucket:
             mean.spread(self.pieces)
             if len(self._lent) == len(self.members):
                 self._own = None  # from uncompressed steps before this one
-        shown = [m for m in self.members if m.name not in self._lent and m.name not in unused]
-        if self.has_sparse:
-            grads = [(member, member.parameter.grad) for member in shown]
-            for member, grad in grads:
-                if grad is not None and grad.is_sparse:
-                    member.parameter.grad = self._part(member).to_sparse(grad.sparse_dim())
-            shown = [member for member, grad in grads if grad is None or not grad.is_sparse]
+        self._show([m for m in self.members if m.name not in self._lent and m.name not in unused])
+
+    def follow(self, sparse_dims: Mapping[str, int]) -> None:
+        """Give results of parameters that this rank did not use the layout of the other ranks'.
+
+        Called after ``publish``, whose result for them may have another layout.
+
+        Args:
+            sparse_dims: Name → the number of sparse dimensions of the ranks' gradients, 0 for
+                dense ones; of parameters that some rank used.
+        """
+        others = []
+        for member in self.members:
+            name, own = member.name, self.sparse_dims.get(member.name, 0)
+            if name in self.unused and sparse_dims.get(name, own) != own:
+                self.sparse_dims[name] = sparse_dims[name]
+                if not sparse_dims[name]:
+                    del self.sparse_dims[name]
+                others.append(member)
+        if self.publishes and self._mean is None:
+            self._show(others)
+
+    def _show(self, members: Sequence[Member]) -> None:
+        """Make the result, in the bucket's own storage, the ``.grad`` of these parameters: sparse
+        where their gradients are, else a view."""
+        shown = members
+        if self.sparse_dims:
+            for member in members:
+                if member.name in self.sparse_dims:
+                    dim = self.sparse_dims[member.name]
+                    member.parameter.grad = self._part(member).to_sparse(dim)
+            shown = [member for member in members if member.name not in self.sparse_dims]
         if shown:
             show([m.parameter for m in shown], self._storage(), [m.offset for m in shown])
             self._shows_own = True

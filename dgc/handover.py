@@ -88,7 +88,7 @@ def targets_of(bucket: Bucket, optimizer: Optimizer, unused: Container[str]) -> 
     result, is not covered."""
     if bucket.mean is None and bucket.shown is None:
         return None
-    if bucket.has_sparse:  # torch steps otherwise then
+    if bucket.sparse_dims:  # torch steps otherwise then
         return None
     members = bucket.members
     pairs = [(m.parameter, None if m.name in unused else m.group) for m in members]

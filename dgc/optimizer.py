@@ -73,7 +73,8 @@ class DistributedOptimizer(Wrapper):
     passes that are no part of a step.
 
     A sparse gradient, as of ``Embedding(sparse=True)``, is averaged as a dense one, and its mean is
-    sparse again.
+    sparse again, also on ranks that did not use the parameter in the step. Without ``find_unused``
+    these go by their own last gradient, and a rank that has had none gets a dense mean.
 
     The settings of Horovod's DistributedOptimizer are understood: those that ask for what is done
     here anyway are accepted, and others are refused with what to use instead.

@@ -132,8 +132,9 @@ class Reducer:
     With ``find_unused``, a parameter that had no gradient on any rank keeps its state, and its
     ``.grad`` becomes None. A rank copies the state of the parameters for which it has no gradient.
     One flag says whether any rank lacks one: it is carried in the last bucket's all-reduce, or is a
-    small collective of its own where the last bucket is compressed. Only where it is set is the
-    bitmap of used parameters reduced.
+    small collective of its own where the last bucket is compressed. Only where it is set are two
+    numbers per parameter reduced: the ranks that used it, and the sparse dimensions of their
+    gradients, whose layout all ranks give the mean.
 
     Args:
         buckets: In the order in which they are sent.
@@ -168,6 +169,7 @@ class Reducer:
         self._discards = False  # this rank wants the step to be skipped
         self.find_unused = False
         self.unused: set[str] = set()
+        self._layouts: dict[str, int] = {}  # of this step's gradients; see Bucket.follow
         self.scaling: Scaling | None = None
         self.watchers: dict[str, Callable[[Bucket, Sparse], None]] = {}
         self.recorder: Recorder | None = None
@@ -290,6 +292,9 @@ class Reducer:
         self._discards = False
         if usable:
             self._leave_unused()
+            if self._layouts:
+                for bucket in self.buckets:
+                    bucket.follow(self._layouts)
             for bucket in self.buckets:
                 self.composition.memory.commit(bucket)
         self._kept.clear()
@@ -559,7 +564,7 @@ class Reducer:
         sent = (exchanged.sent or selected).values.numel()
         self._account(bucket, sent, time.perf_counter() - start, before, exchanged.flag is not None)
         if flag is not None:
-            self.unused = self._find(flag, exchanged.flag)
+            self.unused, self._layouts = self._find(flag, exchanged.flag)
         return Outcome(non_finite, Fence(bucket.device))
 
     def _flag(self, index: int) -> bool | None:
@@ -571,8 +576,9 @@ class Reducer:
             return None
         return any(bucket.unused for bucket in self.buckets)
 
-    def _find(self, ours: bool, anywhere: bool | None) -> set[str]:
-        """Return the parameters that no rank used in this step. A collective.
+    def _find(self, ours: bool, anywhere: bool | None) -> tuple[set[str], dict[str, int]]:
+        """Return the parameters that no rank used in this step, and the layouts of the gradients of
+        the others (``Bucket.follow``), where a rank lacks one. A collective.
 
         Args:
             ours: Whether this rank lacks a gradient.
@@ -581,16 +587,19 @@ class Reducer:
         unused = set().union(*(bucket.unused for bucket in self.buckets))
         engine, device = self.engine, self.buckets[-1].device
         if engine.size == 1:
-            return unused
+            return unused, {}
         if anywhere is None:
             flag = torch.tensor([float(ours)], device=device)
             anywhere = bool(engine.all_reduce(flag) > 0)
         if not anywhere:
-            return set()
+            return set(), {}
         names = [member.name for bucket in self.buckets for member in bucket.members]
-        uses = torch.tensor([float(name not in unused) for name in names], device=device)
-        counts = engine.all_reduce(uses).tolist()
-        return {name for name, count in zip(names, counts, strict=True) if not count}
+        dims = {name: dim for each in self.buckets for name, dim in each.sparse_dims.items()}
+        uses = [(0, 0) if name in unused else (1, dims.get(name, 0)) for name in names]
+        sums = engine.all_reduce(torch.tensor(uses, dtype=torch.float32, device=device)).tolist()
+        found = dict(zip(names, sums, strict=True))
+        layouts = {name: round(total / count) for name, (count, total) in found.items() if count}
+        return found.keys() - layouts.keys(), layouts
 
     def _select(self, index: int, compressor: Compressor) -> tuple[Sparse, bool]:
         """Return this rank's message, and whether its gradient is finite.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from dgc_helpers import loss, parameters, values, wrap
+from dgc_helpers import exact, loss, parameters, values, wrap
 from state_helpers import assert_same
 from test_nonfinite import STATEFUL
 from torch.nn import Parameter
@@ -151,8 +151,101 @@ def test_ranks_that_differ_in_it_are_refused():
     dgc.simulate(2, worker)
 
 
+def sparse_in_turn(engine, make, make_composition, never=False, **settings):
+    """Train an embedding that each rank uses in every other step, and not in some last ones.
+
+    Args:
+        engine: None for one process on the samples of both ranks.
+        make: Makes the optimizer.
+        make_composition: Makes the composition.
+        never: Whether rank 1 never uses it.
+        settings: Of the DistributedOptimizer.
+
+    Returns:
+        The layout of ``.grad`` after each step, and the values.
+    """
+    torch.manual_seed(0)
+    layer, layouts = torch.nn.Embedding(20, 3, sparse=True), []
+    optimizer = make(layer.parameters())
+    ranks = range(2)
+    if engine is not None:
+        optimizer = dgc.DistributedOptimizer(
+            optimizer, layer.named_parameters(), make_composition(), engine, **settings
+        )
+        ranks = [engine.rank]
+    for step in range(6):
+        optimizer.zero_grad()
+        for rank in ranks:
+            draw = torch.Generator().manual_seed(10 * step + rank)
+            inputs = torch.randint(20, (4,), generator=draw)
+            if rank == 0 if never else (step + rank) % 2 and step < 4:
+                (layer(inputs).square().sum() / len(ranks)).backward()
+        optimizer.step()
+        layouts.append(None if layer.weight.grad is None else layer.weight.grad.layout)
+    return layouts, layer.weight.detach().clone()
+
+
+SPARSE_STEPS = {
+    'sgd': lambda p: torch.optim.SGD(p, 0.1),
+    'momentum': lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
+    'sparse adam': lambda p: torch.optim.SparseAdam(p, 0.1),
+    'adagrad': lambda p: torch.optim.Adagrad(p, 0.1),
+}
+AT_DENSITY_1 = {
+    'dense': dgc.dense,
+    'compressed': lambda: exact(
+        1.0, memory=Residual(), rules=dgc.LayerRules(min_dims=0), always_sparse=True
+    ),
+}
+
+
+@pytest.mark.parametrize('make', SPARSE_STEPS.values(), ids=SPARSE_STEPS)
+@pytest.mark.parametrize('make_composition', AT_DENSITY_1.values(), ids=AT_DENSITY_1)
+@pytest.mark.parametrize('never', [False, True])
+def test_a_sparse_mean_is_sparse_also_on_a_rank_that_did_not_use_it(make, make_composition, never):
+    """As of one process on the samples of all; ``SparseAdam`` takes no dense gradients."""
+    layouts, right = sparse_in_turn(None, make, make_composition, never)
+    for found, weight in dgc.simulate(
+        2, lambda engine: sparse_in_turn(engine, make, make_composition, never)
+    ):
+        assert found == layouts and torch.sparse_coo in found
+        torch.testing.assert_close(weight, right, rtol=1e-5, atol=1e-6)
+
+
+def test_without_find_unused_a_rank_goes_by_its_last_gradient():
+    """Rank 0 has none in the first step, in which nothing tells it the layout."""
+
+    def worker(engine):
+        layouts, _ = sparse_in_turn(
+            engine, SPARSE_STEPS['sgd'], dgc.dense, never=False, find_unused=False
+        )
+        return layouts
+
+    first, second = dgc.simulate(2, worker)
+    assert first == [torch.strided, *[torch.sparse_coo] * 5]
+    assert second == [torch.sparse_coo] * 6
+
+
+def test_a_gradient_that_becomes_dense_is_dense_on_all_ranks():
+    def worker(engine):
+        layer, layouts = torch.nn.Embedding(20, 3, sparse=True), []
+        inner = torch.optim.SGD(layer.parameters(), lr=0.1)
+        optimizer = dgc.DistributedOptimizer(inner, None, dgc.dense(), engine)
+        for step in range(4):
+            optimizer.zero_grad()
+            layer.sparse = step < 2
+            if engine.rank == 0 or not step:
+                layer(torch.tensor([1, 2])).sum().backward()
+            optimizer.step()
+            layouts.append(layer.weight.grad.layout)
+        return layouts
+
+    expected = [torch.sparse_coo] * 2 + [torch.strided] * 2
+    assert dgc.simulate(2, worker) == [expected] * 2
+
+
 MESSAGES = {  # of an all-reduce among 2 ranks: 2; of an all-gather: 1
-    'dense': (dgc.dense, 0, 2),  # the flag is carried: only the bitmap is a message
+    'dense': (dgc.dense, 0, 2),  # the flag is carried: only what finds them is a message
     'dgc': (lambda: dgc.deep_gradient_compression(0.02), 0, 2),
     'compressed alone': (COMPOSITIONS['compressed alone'], 2, 4),
 }
