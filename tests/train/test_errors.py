@@ -111,8 +111,14 @@ CASES: dict[str, tuple[list[str], str]] = {
     ),
     'two warm-ups': (
         [*DIGITS, f'{TRAIN}.compression.warmup_steps', '20'],
-        '…warmup_steps=20 and warmup_epochs=5 are two warm-ups: …leave warmup_epochs out '
+        '…warmup_steps=20 and warmup_epochs=5 are two warm-ups: set one of them to 0 '
         '(…warmup_epochs = 5: configs/dgc/wm5.py; …warmup_steps = 20: the command line)',
+    ),
+    'densities of a warm-up that there is not': (
+        [*DIGITS, f'{TRAIN}.compression.warmup_epochs', '0',
+         f'{TRAIN}.compression.warmup_coeff', '[0.25, 0.06]'],
+        '…warmup_coeff=(0.25, 0.06) is for the stages of a warm-up, and warmup_epochs is 0: set it '
+        'to the number of stages, or warmup_coeff to None…',
     ),
     'a name in the place of a node': (
         ['--configs', 'configs/digits/cnn.py', '--configs.dataset', 'datasets.Digits'],
