@@ -7,7 +7,7 @@ from torch.utils.data import Dataset
 
 from datasets.cifar_files import RELEASES, Release, check, read
 from datasets.download import fetch_once
-from datasets.errors import DatasetError
+from datasets.errors import DatasetError, check_available
 from datasets.images import Images
 
 __all__ = ['CIFAR']
@@ -55,13 +55,7 @@ class CIFAR(dict[str, Dataset]):
         splits = {}
         for split, number in (('train', num_train), ('test', num_test)):
             images, labels = read(release, folder, split)
-            if number is not None and not 1 <= number <= len(labels):
-                raise DatasetError.about(
-                    f'num_{split}',
-                    number,
-                    f'there are {len(labels)} images',
-                    'choose from 1 to that, or None for all',
-                )
+            check_available(f'num_{split}', number, len(labels), 'images')
             splits[split] = Images(
                 torch.from_numpy(images[:number]),
                 labels[:number],

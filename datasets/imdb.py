@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from datasets.download import fetch_once
-from datasets.errors import DatasetError
+from datasets.errors import DatasetError, check_available
 from datasets.vocabulary import Vocabulary
 
 __all__ = ['IMDB', 'Reviews', 'words_of']
@@ -123,14 +123,8 @@ class IMDB(dict[str, Dataset]):
             remedy = 'set a folder that can be written, or a readable root'
             raise DatasetError.about('cache', cache, str(error), remedy) from error
         parts = load(folder / CACHED, length)
-        for setting, split, count in (
-            ('num_train', 'train', num_train),
-            ('num_test', 'test', num_test),
-        ):
-            most = len(parts[split])
-            if count is not None and not 1 <= count <= most:
-                remedy = 'choose from 1 to that, or None for all'
-                raise DatasetError.about(setting, count, f'there are {most} reviews', remedy)
+        for split, count in (('train', num_train), ('test', num_test)):
+            check_available(f'num_{split}', count, len(parts[split]), 'reviews')
             parts[split] = parts[split].some(count)
         super().__init__(parts)
 
