@@ -47,6 +47,8 @@ def gradients_of(bucket: GradBucket) -> list[tuple[Tensor, Tensor]]:
 def laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
     """Return a parameter's part of a buffer with the elements where DDP stores them: in the memory
     format of the parameter, such as channels last, which ``GradBucket.gradients()`` leaves out."""
+    if parameter.is_contiguous():  # as it has been cut already
+        return gradient
     strides = torch.empty_like(parameter, device='meta').stride()
     if strides != parameter.stride():  # with gaps or overlaps, for which DDP has no place
         return gradient
