@@ -138,7 +138,7 @@ def planned(
     stack = *workload.configs, *row.configs, *optimizer, *workload.after, *row.after, *dense
     configs = tuple(dict.fromkeys(stack))
     having = {f'configs.{key}': str(value) for key, value in workload.having.items()}
-    texts |= dict(taken(row, configs, having)) | dict(taken(row, configs, overrides))
+    texts |= taken(row, configs, {**having, **overrides})
     others = {k: value for k, value in texts.items() if k in places or k.startswith(UNNAMED)}
     settings = {key: value for key, value in texts.items() if key not in others}
     return Run(

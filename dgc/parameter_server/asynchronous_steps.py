@@ -109,7 +109,6 @@ class AsynchronousSteps(WorkerOptimizer):
     ) -> list[Named]:
         moved = moved_by(composition, settings, named)
         check_free((name, parameter) for name, parameter, _ in moved)
-        self._names = {parameter: name for name, parameter, _ in moved}
         return moved
 
     def _agreement(self) -> str:

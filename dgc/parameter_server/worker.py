@@ -128,7 +128,7 @@ class WorkerOptimizer(Uncopied):
         named = pairs(named_parameters)
         parameters = self._trained(composition, settings, named)
         self._names_of_all = {parameter: name for name, parameter in named}
-        self._wrapped = {parameter for _, parameter, _ in parameters}
+        self._names = {parameter: name for name, parameter, _ in parameters}  # that are trained
         self.plan = composition.plan(parameters)
         self.buckets = allocate(self.plan.buckets, parameters, composition, LocalEngine())
         super().__init__(settings.param_groups, settings.defaults)
@@ -198,7 +198,7 @@ class WorkerOptimizer(Uncopied):
         if self.finished:
             return loss
         start = time.perf_counter()
-        check_trained(self, self._wrapped, self._names_of_all, RESTART)
+        check_trained(self, self._names, self._names_of_all, RESTART)
         self._compute_updates()
         update = b''.join(map(self._compress, self.buckets))
         self.progress.compress += time.perf_counter() - start
