@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -136,12 +137,39 @@ def cut(sparse: Sparse, k: int) -> tuple[Sparse, Sparse]:
     """
     if len(sparse.values) <= k:
         return sparse, sparse.at(torch.zeros_like(sparse.values, dtype=torch.bool))
-    magnitudes = sparse.values.abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
-    least = torch.topk(magnitudes, k, sorted=False).values.min()
-    larger, equal = magnitudes > least, magnitudes == least
-    # topk may take any of the elements that equal the k-th, so their order is decided here.
-    largest = larger | (equal & (equal.cumsum(0) <= k - larger.sum()))
+    largest = among_largest(sparse.values.abs(), k)
     return sparse.at(largest), sparse.at(~largest)
+
+
+def among_largest(magnitudes: Tensor, k: int) -> Tensor:
+    """Return bool ``[n]``: the ``k`` largest of ``magnitudes[n]``, for 0 < k ≤ n.
+
+    Ties are resolved by index, lowest first. A NaN counts as an infinity.
+    """
+    magnitudes = nan_as_infinity(magnitudes)
+    least = kth_largest(magnitudes, k)
+    largest = magnitudes >= least
+    surplus = int(largest.sum()) - k
+    if surplus:  # the last of those that equal the k-th
+        equal = (magnitudes == least).nonzero().view(-1)
+        largest[equal[-surplus:]] = False
+    return largest
+
+
+def kth_largest(magnitudes: Tensor, k: int) -> Tensor:
+    """Return the ``k``-th largest of ``magnitudes[n]``, which has no NaN, for 0 < k ≤ n, as a
+    scalar tensor."""
+    if magnitudes.device.type != 'cpu':
+        return torch.topk(magnitudes, k, sorted=False).values.min()
+    # numpy takes a sixth to a half of the time of topk; it has no bfloat16.
+    numbers = magnitudes if magnitudes.itemsize >= 4 else magnitudes.float()
+    place = len(numbers) - k
+    return torch.from_numpy(np.partition(numbers.numpy(), place))[place].to(magnitudes.dtype)
+
+
+def nan_as_infinity(magnitudes: Tensor) -> Tensor:
+    """Return ``magnitudes`` with infinities in place of NaNs."""
+    return magnitudes.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 def contains(ascending: Tensor, wanted: Tensor) -> Tensor:

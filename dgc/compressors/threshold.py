@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dgc.compressors.topk import kth_largest, largest, least
+from dgc.compressors.topk import largest, least
 from dgc.corrected import Corrected
 from dgc.ops import Found
-from dgc.sparse import Sparse, gather
+from dgc.sparse import Sparse, gather, kth_largest, nan_as_infinity
 
 OVERFULL = 4  # times k: a search writes down no more candidates than that
 
@@ -54,7 +54,7 @@ def adapt(corrected: Corrected, threshold: float, k: int, correction: Correction
         elif found.total > correction.upper * k and correction.up is not None:
             threshold *= correction.up
         elif found.total > limit:
-            raised = kth_largest(found.values.abs(), k)
+            raised = float(kth_largest(nan_as_infinity(found.values.abs()), k))
             if raised <= threshold:
                 break
             threshold = raised

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dgc.compressors.base import Compressor, keep
 from dgc.corrected import Corrected
-from dgc.sparse import Sparse, gather
+from dgc.sparse import Sparse, among_largest, gather, nan_as_infinity
 
 
 class TopK(Compressor):
@@ -22,16 +22,11 @@ class TopK(Compressor):
 
 def largest(importance: Tensor, k: int) -> Tensor:
     """Return the positions of the ``k`` largest of ``importance[n]``, int64 ``[k]``, ascending."""
-    return torch.topk(importance, k, sorted=False).indices.sort().values
-
-
-def kth_largest(importance: Tensor, k: int) -> float:
-    """Return the smallest of the ``k`` largest of ``importance[n]``."""
-    return least(torch.topk(importance, k, sorted=False).values)
+    if importance.device.type != 'cpu':
+        return torch.topk(importance, k, sorted=False).indices.sort().values
+    return among_largest(importance, k).nonzero().view(-1) if k else torch.arange(0)
 
 
 def least(importance: Tensor) -> float:
     """Return the minimum of ``importance[k]``, a NaN counting as infinity; 0 where it is empty."""
-    if not len(importance):
-        return 0.0
-    return float(importance.nan_to_num(nan=torch.inf, posinf=torch.inf).min())
+    return float(nan_as_infinity(importance).min()) if len(importance) else 0.0

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dgc.compressors.topk import largest
 from dgc.sparse import (
     Sparse,
     contains,
@@ -177,6 +178,18 @@ def test_a_nan_is_kept_before_later_elements_of_any_magnitude():
     kept, rest = cut(message(4, {0: NAN, 1: INF, 2: -INF, 3: 3e38}), 1)
     assert kept.indices.tolist() == [0]
     assert rest.indices.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize('n, k', [(1, 1), (7, 7), (1000, 1), (1000, 600), (50_000, 49_999)])
+def test_the_largest_are_the_first_of_a_stable_sort(dtype, n, k):
+    magnitudes = torch.randn(n, generator=torch.Generator().manual_seed(n)).abs().to(dtype)
+    chosen = magnitudes.sort(descending=True, stable=True).indices[:k]
+    assert torch.equal(largest(magnitudes, k), chosen.sort().values)
+
+
+def test_no_element_is_the_largest_of_none():
+    assert largest(torch.ones(3), 0).tolist() == largest(torch.empty(0), 0).tolist() == []
 
 
 def test_of_many_equal_elements_the_first_are_kept():
