@@ -174,7 +174,7 @@ WORKLOADS: dict[str, Workload] = {
             'train.optimizer.lr': 0.005,
             'train.precision': 'bf16',  # takes three quarters of the time
         },
-        compressed={**PACKED, 'train.compression.warmup_epochs': 2},
+        compressed={**PACKED, 'train.compression.warmup_epochs': 4},
         having=UNMASKED,
     ),
     'ptb': Workload(
