@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from utils.checkpoint import is_finite
+
 
 class AveragedWeights:
     """ŵ ← decay·ŵ + (1 - decay)·w after every step, from the first step's w on; of buffers too.
 
-    It is computed from the parameters, so it is the same on all ranks.
+    It is computed from the parameters, so it is the same on all ranks. What has no average is that
+    of the last step: whole numbers, such as indices, and tensors that the model is built with and
+    that are not finite, such as a mask of -inf, which would become NaN.
 
     Args:
         model: Whose weights are averaged, before it is wrapped.
@@ -23,6 +28,7 @@ class AveragedWeights:
     def __init__(self, model: nn.Module, decay: float) -> None:
         update = get_ema_multi_avg_fn(decay)
         self._averaged = AveragedModel(model, multi_avg_fn=update, use_buffers=True)
+        self._copied = [not has_average(tensor) for tensor in all_tensors(model)]
 
     @property
     def model(self) -> nn.Module:
@@ -33,6 +39,10 @@ class AveragedWeights:
     def update(self, model: nn.Module) -> None:
         """Add the weights after a step."""
         self._averaged.update_parameters(model)
+        pairs = zip(all_tensors(self.model), all_tensors(model), self._copied, strict=True)
+        for average, value, is_copied in pairs:
+            if is_copied:
+                average.copy_(value)
 
     def state_dict(self) -> dict[str, Any]:
         """The averages by the names of the model."""
@@ -42,6 +52,16 @@ class AveragedWeights:
         """Go on from ``state_dict()``."""
         self.model.load_state_dict(state)
         self._averaged.n_averaged.fill_(1)
+
+
+def all_tensors(model: nn.Module) -> Iterator[Tensor]:
+    """The parameters and all buffers of a model, also those that are not saved."""
+    return (each.detach() for each in chain(model.parameters(), model.buffers()))
+
+
+def has_average(tensor: Tensor) -> bool:
+    """Whether a tensor is of numbers that can be averaged, and all of them are finite."""
+    return (tensor.is_floating_point() or tensor.is_complex()) and is_finite(tensor)
 
 
 class Mean:

@@ -1,10 +1,12 @@
-"""The mean of several states of a model."""
+"""The mean of several states of a model, and the average over steps."""
 
 from __future__ import annotations
 
+import pytest
 import torch
+from torch import nn
 
-from utils.averaged import Mean
+from utils.averaged import AveragedWeights, Mean
 
 
 def test_the_mean_is_computed_in_float64_and_kept_in_its_type():
@@ -29,3 +31,50 @@ def test_complex_weights_are_averaged_too():
     mean.add({'w': torch.tensor([1 + 2j])})
     mean.add({'w': torch.tensor([3 - 2j])})
     assert mean.state_dict()['w'].tolist() == [2 + 0j]
+
+
+class Buffered(nn.Module):
+    """A layer with a buffer, which may be left out of the model's state."""
+
+    def __init__(self, buffer, persistent=True):
+        super().__init__()
+        self.layer = nn.Linear(1, 1, bias=False)
+        self.register_buffer('buffer', buffer, persistent)
+
+
+def averaged_over(model, values, decay=0.9):
+    """The average after steps that set the weight to some values."""
+    average = AveragedWeights(model, decay)
+    for value in values:
+        with torch.no_grad():
+            model.layer.weight.fill_(value)
+        average.update(model)
+    return average.model
+
+
+@pytest.mark.parametrize('persistent', [True, False])
+@pytest.mark.parametrize(
+    'buffer',
+    [
+        torch.full((3, 3), -torch.inf).triu(1),  # the mask of a decoder
+        torch.tensor([torch.inf, -torch.inf]),  # of an observer, which has seen nothing
+        torch.arange(3000),
+        torch.tensor([2**40 + 1, 2**60 + 1]),
+        torch.tensor([True, False]),
+    ],
+    ids=['mask', 'infinite', 'indices', 'large', 'bool'],
+)
+def test_what_has_no_average_over_steps_is_that_of_the_model(buffer, persistent):
+    model = Buffered(buffer.clone(), persistent)
+    found = averaged_over(model, [1.0, 2.0, 3.0])
+    assert torch.equal(found.buffer, buffer)
+    assert found.layer.weight.item() == pytest.approx(0.9 * (0.9 + 0.2) + 0.3)
+
+
+def test_running_statistics_are_averaged_over_steps():
+    model = Buffered(torch.zeros(1))
+    average = AveragedWeights(model, 0.9)
+    for value in (1.0, 2.0):
+        model.buffer.fill_(value)
+        average.update(model)
+    assert average.model.buffer.item() == pytest.approx(1.1)
