@@ -174,6 +174,11 @@ class Seeded(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.dataset)
 
+    @property
+    def tokens_per_sample(self) -> int | None:
+        """Of a text; None for other data."""
+        return getattr(self.dataset, 'tokens_per_sample', None)
+
     def __getitem__(self, drawn: Drawn) -> Any:
         self._seed(drawn)
         return self.dataset[drawn.sample]

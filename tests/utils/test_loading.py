@@ -8,16 +8,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 from loaded_elsewhere import Started
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from datasets import DatasetError
 from datasets.images import Images
+from datasets.windows import Windows
 from utils.build import build_loading, build_model, build_train_loader
 from utils.checks import check_data
 from utils.cli import DECLARATIONS
 from utils.config import Config, ConfigError, load
 from utils.data import Located, collate, evaluation_loader, own_loader, train_loader
 from utils.loading import IN_PLACE, START_METHODS, Loading
+from utils.training.elastic import ElasticLoader, Share
 
 CPU = torch.device('cpu')
 
@@ -50,6 +52,25 @@ def test_processes_load_the_same_whichever_way_they_are_started(method):
     (pid,) = set.union(*(pids for _, pids in numbers))
     assert pid != os.getpid()
     assert loading.forks == (method == 'fork')
+
+
+@pytest.mark.parametrize('loads', ['in place', 'by processes', 'by its own', 'elastic'])
+@pytest.mark.parametrize('is_text', [True, False])
+def test_the_training_data_says_its_tokens_however_it_is_loaded(loads, is_text):
+    """As 'speed/tokens' needs them; the default on GPUs is to load by processes."""
+    data = Windows(torch.arange(40), 3) if is_text else images()
+    common = Located(data, 'train'), 3, 0, 1, 0
+    if loads == 'by its own':
+        loader = own_loader(Config(loader_of), *common)[0]
+    elif loads == 'elastic':
+        loader = ElasticLoader(common[0], Share(12, 3, 0, True), None, None, Loading(1, 'fork'))
+    else:
+        loader = train_loader(*common, Loading(1, 'fork') if 'processes' in loads else IN_PLACE)[0]
+    assert loader.dataset.tokens_per_sample == (3 if is_text else None)
+
+
+def loader_of(dataset, order, batch_size):
+    return DataLoader(dataset, batch_size, sampler=order)
 
 
 def test_processes_that_are_slow_to_start_are_kept_for_the_next_evaluation():
