@@ -15,9 +15,11 @@ from dgc.engines import LocalEngine
 from dgc.engines.base import EngineError
 from dgc.engines.lighthouse import ElasticSettings
 from dgc.progress import Progress
+from utils.build import build_model
 from utils.checks import check_elastic, check_synchronous
 from utils.cli import DECLARATIONS, OPTIONS
 from utils.config import Config, ConfigError, load
+from utils.data import build_datasets
 from utils.loading import IN_PLACE
 from utils.log import Metrics, RunLog
 from utils.progress import EpochMeters
@@ -28,6 +30,7 @@ from utils.training.elastic import (
     EpochProgress,
     Events,
     Share,
+    check_samples,
     set_scaled_rate,
 )
 
@@ -225,3 +228,25 @@ def test_the_config_file_chooses_the_mode():
     check_elastic(configs)
     assert isinstance(configs.train.distribution.build(), Elastic)
     assert configs.elastic.build() == ElasticSettings(start_workers=4)
+
+
+@pytest.mark.parametrize(
+    'words, said',
+    [
+        ([], 'use windows of a text, and a model that begins each sample anew'),
+        (['--configs.dataset.reading', 'windows'], 'configs.model carries its state'),
+        (['--configs.dataset.reading', 'windows', '--configs.model.carries', 'False'], None),
+    ],
+)
+def test_state_that_would_go_on_to_other_samples_is_refused(tmp_path, words, said):
+    """An LSTM on windows was trained with the states of other samples."""
+    (tmp_path / 'text').write_bytes(bytes(range(256)) * 8)
+    few = ['--configs.dataset.path', f'{tmp_path}/text', '--configs.model.width', '4']
+    files = [ROOT / 'configs' / name for name in ('text/lstm.py', 'elastic/torchft.py')]
+    configs = load(files, [*few, *words], OPTIONS, DECLARATIONS)
+    model, datasets = build_model(configs, torch.device('cpu')), build_datasets(configs)
+    if said is None:
+        check_samples(model, datasets)
+    else:
+        with pytest.raises(ConfigError, match=said):
+            check_samples(model, datasets)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from utils.build import (
     scaled_rate,
     threads,
 )
+from utils.carried import carrying
 from utils.checkpoint import CheckpointError, Position
 from utils.checks import build_composition, check_elastic, naming
 from utils.config import Config, ConfigError
@@ -366,6 +367,23 @@ def check_arguments(experiment: Experiment) -> None:
         )
 
 
+def check_samples(model: nn.Module, datasets: Mapping[str, Dataset]) -> None:
+    """Raise ConfigError for samples that continue each other, and for a model that takes all for
+    such."""
+    if getattr(datasets['train'], 'streams', None) is not None:
+        raise ConfigError(
+            'configs.dataset has samples that continue each other, and configs/elastic/ gives '
+            'them to other workers where the number of workers changes: use windows of a text, and '
+            'a model that begins each sample anew'
+        )
+    if carrying(model):
+        raise ConfigError(
+            'configs.model carries its state from batch to batch, and with configs/elastic/ '
+            'samples do not continue each other: choose a model that begins each sample anew '
+            '(docs/text-and-speech.md)'
+        )
+
+
 class Trainer:
     """One elastic worker's parts, and its epochs.
 
@@ -399,12 +417,8 @@ class Trainer:
                 f'configs.train.batch_size: {total} training samples are fewer than one step of '
                 f'{batch}; use smaller batches'
             )
-        if getattr(datasets['train'], 'streams', None) is not None:
-            raise ConfigError(
-                'configs.dataset has samples that continue each other, and configs/elastic/ gives '
-                'them to other workers where the number of workers changes: use windows of a text'
-            )
         model = build_model(configs, device)
+        check_samples(model, datasets)
         self.progress = EpochProgress(model, self.share)
         self._loader = ElasticLoader(datasets['train'], self.share, self.progress, events, loading)
         inner = build_optimizer(configs, model, 1)
