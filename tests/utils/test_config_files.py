@@ -238,6 +238,32 @@ def test_a_helper_hides_nothing_of_the_program(package, stack):
     assert load([leaf], root=stack / '__init__.py').seed == 5
 
 
+ANNOTATED = """\
+from __future__ import annotations
+import dataclasses, json, typing
+from utils.config import Config, configs
+@dataclasses.dataclass
+class Row:
+    number: int = 3
+    kinds: typing.ClassVar[list] = []
+class Node(typing.NamedTuple):
+    next: Node | None = None
+typing.get_type_hints(Node)
+configs.train.scheduler = Config(Row, number=json.loads('4') + Row().number)
+"""
+
+
+@pytest.mark.parametrize('name', ['leaf', 'json', 'dataclasses'])
+def test_a_config_file_defines_classes_as_a_module_does(stack, tmp_path, name):
+    """A dataclass with annotations as text ended with an AttributeError of NoneType."""
+    before = dict(sys.modules)
+    leaf = write_plain(tmp_path / f'{name}.py', ANNOTATED)
+    loaded = load([leaf], root=stack / '__init__.py')
+    assert loaded.train.scheduler.build().number == 7
+    assert loaded.train.scheduler.flat()['configs.train.scheduler'] == f'{name}.Row'
+    assert sys.modules == before
+
+
 @pytest.mark.parametrize('encoding', ['utf-16', 'utf-32', 'latin-1'])
 def test_a_file_in_another_encoding_is_said_to_be(tmp_path, monkeypatch, encoding):
     """failures row 18: UTF-16 gave the line None."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from utils.config import conflicts
 from utils.config.conflicts import COMMAND_LINE, History, Source
-from utils.config.tree import Config, ConfigError, configs, hint, plain_types
+from utils.config.tree import SUFFIX, Config, ConfigError, configs, hint, plain_types
 
 log = logging.getLogger(__name__)
 
@@ -175,8 +175,11 @@ def _execute(file: str, importable: bool = False) -> ModuleType:
         file: its absolute path.
         importable: whether it can import the modules beside it, and those of its Python package,
             also relatively. They come last on the path, so that they hide nothing.
+
+    Until it ends, its module is in ``sys.modules``, where dataclasses look for the names of types;
+    by a name that no import statement has.
     """
-    module = ModuleType(Path(file).stem)
+    module = ModuleType(Path(file).stem + SUFFIX)
     module.__file__ = file
     if importable:
         packages = _packages_above(Path(file))
@@ -186,10 +189,13 @@ def _execute(file: str, importable: bool = False) -> ModuleType:
         )
         if packages and not any(map(_sets_settings, packages)):
             module.__package__ = '.'.join(Path(file).parent.relative_to(top).parts)
+    sys.modules[module.__name__] = module
     try:
         _Loader(module.__name__, file).exec_module(module)
     except Exception as error:
         raise ConfigError(_explain(file, error)) from error
+    finally:
+        sys.modules.pop(module.__name__, None)
     return module
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from utils.config.replaced import REPLACED
 
+SUFFIX = '@configs'  # of the name of a config file's module
+
 
 class ConfigError(Exception):
     """Something in the configuration is wrong. Its text is one line, meant for the user."""
@@ -363,7 +365,7 @@ class _Name(str):
 
 def _name_of(func: Any) -> _Name:
     named = func if hasattr(func, '__qualname__') else type(func)
-    return _Name(f'{named.__module__}.{named.__qualname__}')
+    return _Name(f'{named.__module__.removesuffix(SUFFIX)}.{named.__qualname__}')
 
 
 def _shown(value: Any) -> Any:
