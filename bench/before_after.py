@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.optimizers import read
 from tools.harness.cli import Parser, log, positive
+from utils.files import append_line
 
 PROGRAM = 'bench.before_after'
 EXAMPLE = """\
@@ -55,11 +57,6 @@ def run(job: Job, checkout: Path, rates: Sequence[str], file: Path) -> list[dict
     subprocess.run(command, cwd=checkout, check=True, stdout=subprocess.DEVNULL)
     rows: list[dict[str, Any]] = json.loads(file.read_text())
     return rows
-
-
-def read(file: Path) -> list[dict[str, Any]]:
-    """Return the measurements that were written before."""
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def table(measured: Sequence[dict[str, Any]]) -> str:
@@ -115,8 +112,7 @@ def main(argv: Sequence[str]) -> int:
         rows = run(job, checkouts[job.version], arguments.rates, scratch)
         scratch.unlink()
         measured.append({**job._asdict(), 'rows': rows})
-        with arguments.file.open('a') as out:
-            out.write(json.dumps(measured[-1]) + '\n')
+        append_line(arguments.file, json.dumps(measured[-1]))
     print(table(measured))
     return 0
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tools.harness.cli import Parser, log, names, non_negative, positive
+from utils.files import append_line
 
 if TYPE_CHECKING:
     from bench.optimizer_runs import Run
@@ -97,8 +98,7 @@ def measure(arguments: Namespace) -> list[Result]:
         result = next((each for each in known if asked.items() <= each.items()), None)
         if result is None:
             result = {**asked, **train(run, text)}
-            with arguments.results.open('a') as file:
-                file.write(json.dumps(result) + '\n')
+            append_line(arguments.results, json.dumps(result))
             log(' '.join(f'{key}={value}' for key, value in result.items()))
         results.append(result)
     return results

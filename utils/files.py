@@ -40,6 +40,23 @@ def os_error(error: BaseException | None) -> OSError | None:
     return error
 
 
+def append_line(path: Path, line: str) -> None:
+    """Append a line to a file. A part of a line that a full disk or a kill has left stays one.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    with path.open('ab+') as file:
+        start = b'\n' if file.tell() > 0 and last_byte(file) != b'\n' else b''
+        file.write(start + f'{line}\n'.encode())
+
+
+def last_byte(file: IO[bytes]) -> bytes:
+    """The last byte of an open file, which is not empty."""
+    file.seek(-1, os.SEEK_END)
+    return file.read(1)
+
+
 @contextmanager
 def replacing(path: Path, partial: Path | None = None) -> Iterator[IO[bytes]]:
     """A file to write, which replaces ``path`` at the end of the block.

@@ -25,7 +25,7 @@ from utils.config import Config
 from utils.counting import Counting, EqualSteps, Made
 from utils.curves import Curves
 from utils.facts import predicted_bytes, synchronous_facts, write_facts
-from utils.files import replacing, saving
+from utils.files import append_line, replacing, saving
 from utils.folder import check_writable, prepare_folder, writing
 from utils.layers import LayerFile
 from utils.lines import metrics_lines
@@ -88,8 +88,9 @@ class Metrics:
             numbers: Of the epoch.
             ranks: Of each rank, a list by rank; they are under 'ranks' in the line.
         """
-        with saving(self._path), self._path.open('a') as file:
-            file.write(json.dumps({**numbers, **({'ranks': dict(ranks)} if ranks else {})}) + '\n')
+        with saving(self._path):
+            line = {**numbers, **({'ranks': dict(ranks)} if ranks else {})}
+            append_line(self._path, json.dumps(line))
         shown = {k: v for k, v in numbers.items() if k.startswith(QUALITY)}
         text = ', '.join(f'{k} {v:.4g}' for k, v in shown.items())
         print(f'epoch {numbers["epoch"]}: {text}', flush=True)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.clients.program import CLIENTS, changed
+from bench.optimizers import read as read_lines
+from utils.files import append_line
 
 PLAIN, WHOLE, SPARSE, REORDERED = 'plain', 'whole', 'sparse', 'reordered'
 VARIANTS = (PLAIN, WHOLE, SPARSE)
@@ -84,18 +86,16 @@ def variants(ranks: int) -> tuple[str, ...]:
 
 
 def read(path: Path) -> dict[Key, Run]:
-    """Return the runs in a file, of which a later one replaces an earlier one."""
-    if not path.exists():
-        return {}
-    runs = [Run(**json.loads(line)) for line in path.read_text().splitlines()]
+    """Return the runs in a file, of which a later one replaces an earlier one, and of which a line
+    may be incomplete."""
+    runs = [Run(**each) for each in read_lines(path)]
     return {run.key: run for run in runs}
 
 
 def append(path: Path, runs: Iterable[Run]) -> None:
     """Write runs at the end of a file."""
-    with path.open('a') as file:
-        for run in runs:
-            file.write(json.dumps(run._asdict()) + '\n')
+    for run in runs:
+        append_line(path, json.dumps(run._asdict()))
 
 
 def table(runs: dict[Key, Run], ranks: int, setting: Setting) -> str:

@@ -22,6 +22,7 @@ from bench.parity.training import (
 )
 from bench.parity.workloads import Workload
 from tools.harness.cli import log
+from utils.files import append_line
 
 
 def reasons(arguments: Namespace) -> dict[str, str]:
@@ -90,8 +91,7 @@ def measure(runs: Sequence[Run], arguments: Namespace) -> tuple[dict[str, Result
                 log(f'{run.name}: {error}')
                 continue
             results[run.name] = line
-            with arguments.results.open('a') as file:
-                file.write(json.dumps(line) + '\n')
+            append_line(arguments.results, json.dumps(line))
             discard_checkpoints(run, folder)
             log(f'{run.name}: {metric}={line["value"]:g}, {len(results)} of {len(runs)} runs')
     return results, failed

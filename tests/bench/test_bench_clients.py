@@ -74,6 +74,8 @@ class TestResults:
     def test_a_file_keeps_the_later_of_two_runs(self, tmp_path):
         path = tmp_path / 'clients.jsonl'
         append(path, [run_of(PLAIN, [[1.0], [2.0]]), run_of(SPARSE, [[5.0], [6.0]])])
+        with path.open('a') as file:
+            file.write('{"client": "ga')  # of a disk that was full
         append(path, [run_of(PLAIN, [[3.0], [4.0]])])
         runs = read(path)
         assert runs['gan', 2, 1, 0.01, 40, PLAIN].losses == [[3.0], [4.0]]

@@ -71,7 +71,7 @@ def test_a_measurement_goes_on_where_it_was_interrupted(words, monkeypatch, caps
     assert [json.loads(each)['density'] for each in lines] == [1.0, 0.01, 0.01]
     dense, sparse, warm = (json.loads(each)['megabytes'] for each in lines)
     assert sparse < warm < dense
-    (tmp_path / 'results').write_text('\n'.join([*lines[:2], lines[2][:20]]) + '\n')
+    (tmp_path / 'results').write_text('\n'.join([*lines[:2], lines[2][:20]]))
     trained = []
 
     def again(run, _):
@@ -81,6 +81,8 @@ def test_a_measurement_goes_on_where_it_was_interrupted(words, monkeypatch, caps
     monkeypatch.setattr(optimizer_runs, 'train', again)
     assert main(command) == 0
     assert [run.warmup_steps for run in trained] == [1]
+    assert capsys.readouterr().out == first
+    assert main(command) == 0 and len(trained) == 1  # its line is no part of the cut one
     assert capsys.readouterr().out == first
 
 

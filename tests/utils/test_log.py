@@ -94,6 +94,18 @@ def test_a_line_cut_by_a_kill_does_not_stop_resuming(tmp_path):
     assert epochs(tmp_path) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize('cut', ['', '{"epoch": 1, "samp', '{"epoch": 1}'])
+def test_a_line_that_could_not_be_written_whole_does_not_spoil_the_next(tmp_path, cut):
+    """As on a full disk, where a server writes the line again when there is room."""
+    metrics = Metrics(tmp_path / 'metrics.jsonl')
+    metrics.append({'epoch': 0})
+    with (tmp_path / 'metrics.jsonl').open('a') as file:
+        file.write(cut)
+    metrics.append({'epoch': 1, 'samples': 5})
+    assert [line['epoch'] for line in metrics.read()] == [0, *[1] * cut.endswith('}'), 1]
+    assert metrics.read()[-1] == {'epoch': 1, 'samples': 5}
+
+
 def test_the_environment_names_each_host_once():
     lines = dict(line.split(': ', 1) for line in environment('torch', ['b', 'a', 'b']).splitlines())
     assert lines['hosts'] == 'a b'
