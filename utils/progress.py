@@ -226,7 +226,7 @@ class EpochMeters:
         self._first = epoch * len(parts.loaders['train'])
         self._magnitudes = Magnitudes(parts, log, settings.histogram_steps, self._first)
         self._selection = SelectionLog(parts, log, settings.selection_steps, self._first)
-        self._trace = StepTrace(parts, log, settings.trace_steps)
+        self._trace = StepTrace(parts, log, settings.trace_steps, self._first)
         self._trace.before_step(self._first)
         self.phases = PhaseTimer(parts.optimizer.progress)
         self.losses = LossCurve(parts, log, epoch * len(parts.loaders['train']))

@@ -18,14 +18,18 @@ if TYPE_CHECKING:
 class StepTrace:
     """Traces the steps of an epoch that are asked for, on all ranks.
 
+    A trace ends with the epoch of its first step: it is not replaced by one of the next epoch.
+
     Args:
         parts: What this rank trains with.
         log: Receives the trace.
         steps: The first and the last step, counted from 0 over all epochs; None for none.
+        begin: The first step of the epoch.
     """
 
-    def __init__(self, parts: Parts, log: Log, steps: tuple[int, int] | None) -> None:
-        self._log, self._steps = log, steps
+    def __init__(self, parts: Parts, log: Log, steps: tuple[int, int] | None, begin: int) -> None:
+        self._log = log
+        self._steps = None if steps is None or steps[0] < begin else steps
         self._optimizer = parts.optimizer
         self._trace: Trace | None = None
 

@@ -64,6 +64,19 @@ def test_the_trace_has_both_ranks_and_the_steps_asked_for(measured):
     assert 'trace.txt; trace.json is for' in measured.done.output
 
 
+@pytest.mark.parametrize('more', [[], ['--resume']])
+def test_a_trace_ends_with_the_epoch_of_its_first_step(tmp_path, more):
+    """It was replaced by one of the steps that are in the next epoch."""
+    words = ['--configs.log.trace_steps', '(4, 7)', '--configs.train.num_steps', '8']
+    if more:
+        start(tmp_path, '--configs.train.num_steps', '4')
+    done = start(tmp_path, *words, *more)
+    trace = json.loads((tmp_path / 'x/trace.json').read_text())
+    applied = [event for event in trace['traceEvents'] if event.get('cat') == 'apply']
+    assert len(applied) == 2 * 2  # of steps 4 and 5, on both ranks
+    assert done.output.count('trace.txt; trace.json is for') == 1
+
+
 def test_errors_of_selections_are_curves_lines_and_means(measured):
     lines = [json.loads(line) for line in (measured.folder / 'layers.jsonl').open()]
     assert [line['step'] for line in lines] == [0, 4, 8, 12]
