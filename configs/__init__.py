@@ -166,7 +166,8 @@ configs.train.distribution = described(
     Config(Synchronous), 'Training mode: Synchronous, or ParameterServer (configs/dgs/).'
 )
 
-# T_max, milestones, step_size and total_iters of the scheduler count epochs in either mode.
+# T_max, T_0, milestones, step_size, step_size_up, step_size_down, total_iters and total_steps count
+# epochs in either mode. eta_min, base_lr and max_lr are those of one worker.
 configs.train.scheduler = described(
     None, 'A scheduler of torch, which begins after the warm-up. None: a constant rate.'
 )

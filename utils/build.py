@@ -42,9 +42,12 @@ from utils.timing import measure_step
 from utils.training.averaging import Averaging, Surroundings
 
 # Settings of torch's schedulers that count calls; configurations give them in epochs.
-COUNTED_IN_EPOCHS = ('T_max', 'milestones', 'step_size', 'total_iters')
+COUNTED_IN_EPOCHS = (
+    *('T_max', 'T_0', 'milestones', 'step_size', 'step_size_up', 'step_size_down'),
+    *('total_iters', 'total_steps'),
+)
 # Those that are learning rates; configurations give that of one worker, as of the optimizer.
-RATES = ('eta_min',)
+RATES = ('eta_min', 'base_lr', 'max_lr')
 
 # Settings in which a server and its workers may differ, and so may elastic workers.
 INDIVIDUAL = (
@@ -351,15 +354,19 @@ def build_scheduler(
     if node is None:
         return None
     scale = optimizer.param_groups[0]['lr'] / rate if rate else 1.0
-    converted: dict[str, Any] = {name: node[name] * scale for name in RATES if name in node}
-    calls = 1 if configs.train.schedule_lr_per_epoch else steps_per_epoch
-    for name in COUNTED_IN_EPOCHS:
-        if name in node:
-            epochs = node[name]
-            converted[name] = (
-                epochs * calls if isinstance(epochs, int) else [epoch * calls for epoch in epochs]
-            )
+    per_epoch = configs.train.schedule_lr_per_epoch
+    given = {name: value for name, value in node.items() if value is not None}
+    converted: dict[str, Any] = {}
+    for name in given.keys() & RATES:
+        converted[name] = each(given[name], lambda rate: rate * scale)
+    for name in given.keys() & COUNTED_IN_EPOCHS if not per_epoch else ():
+        converted[name] = each(given[name], lambda epochs: round(epochs * steps_per_epoch))
     return node.build(optimizer, **converted)
+
+
+def each(value: Any, function: Callable[[Any], Any]) -> Any:
+    """``function`` of a number, or of each number of a sequence."""
+    return function(value) if isinstance(value, int | float) else [function(part) for part in value]
 
 
 def check_metric(configs: Config, datasets: dict[str, Dataset]) -> None:

@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from dgc import Composition
 from dgc.parameter_server import Asynchronous
 from utils.config import Config, ConfigError, blame
-from utils.config.describe import function_name
+from utils.config.describe import function_name, function_of
 from utils.loading import START_METHODS
 from utils.precision import PRECISIONS
 from utils.training.averaging import EveryStep
@@ -78,6 +79,11 @@ def check_settings(configs: Config) -> None:
         check_node(f'configs.train.{path}', configs.train[path])
     if configs.train.scheduler is not None:
         check_node('configs.train.scheduler', configs.train.scheduler)
+        if function_of(configs.train.scheduler) is ReduceLROnPlateau:
+            raise ConfigError(
+                'configs.train.scheduler = ReduceLROnPlateau follows a metric, and the rate here '
+                'is a function of the step, also after a resume: choose one that follows steps'
+            )
     for name, meter in configs.train.meters.items():
         if meter is not None:
             check_node(f'configs.train.meters.{name}', meter)

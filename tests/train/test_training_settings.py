@@ -11,6 +11,7 @@ import pytest
 import torch
 from launching import SIMULATED, Run, assert_same, here
 from torch import nn
+from torch.optim import lr_scheduler as schedules
 
 from dgc.memory import Residual
 from dgc.wiring import check_momentum, check_second_moment
@@ -18,7 +19,7 @@ from utils import sealed
 from utils.build import build_optimizer, build_rate
 from utils.checks import build_composition, check_settings
 from utils.cli import DECLARATIONS
-from utils.config import load
+from utils.config import Config, ConfigError, load
 from utils.training.saving import Saver
 
 ROOT = Path(__file__).parents[2]
@@ -345,6 +346,65 @@ def test_a_cosine_ends_at_a_tenth_of_the_rate_of_all_workers(workers, per_epoch)
     assert rate.current == pytest.approx(full)
     rate.before_step(10 * 6)  # one warm-up epoch, and five of the cosine
     assert rate.current == pytest.approx(full / 10)
+
+
+def rates_of(scheduler, per_epoch, workers, options):
+    """Of each step of six epochs of 10 steps; none warms up."""
+    overrides = [
+        *('--configs.train.schedule_lr_per_epoch', str(per_epoch)),
+        *('--configs.train.warmup_lr_epochs', '0', '--configs.train.num_epochs', '6'),
+    ]
+    configs = loaded('configs/digits/cnn.py', overrides=overrides)
+    configs.train.scheduler = Config(scheduler, **options)
+    check_settings(configs)
+    optimizer = build_optimizer(configs, configs.model.build(), workers)
+    rate = build_rate(configs, optimizer, 10, workers)
+    found = []
+    for step in range(60):
+        rate.before_step(step)
+        found.append(rate.current)
+    return found
+
+
+@pytest.mark.parametrize(
+    ('scheduler', 'options'),
+    [
+        (schedules.StepLR, {'step_size': 2}),
+        (schedules.MultiStepLR, {'milestones': [1, 3]}),
+        (schedules.ConstantLR, {'total_iters': 3}),
+        (schedules.LinearLR, {'total_iters': 4}),
+        (schedules.PolynomialLR, {'total_iters': 5, 'power': 1}),
+        (schedules.CosineAnnealingLR, {'T_max': 5, 'eta_min': 0.01}),
+        (schedules.CosineAnnealingWarmRestarts, {'T_0': 2, 'T_mult': 2, 'eta_min': 0.01}),
+        (
+            schedules.CyclicLR,
+            {'base_lr': 0.01, 'max_lr': 0.1, 'step_size_up': 2, 'step_size_down': 4},
+        ),
+        (schedules.OneCycleLR, {'max_lr': 0.1, 'total_steps': 6}),
+    ],
+)
+def test_schedulers_count_epochs_and_have_rates_of_one_worker(scheduler, options):
+    options = {**options, **({'cycle_momentum': False} if 'max_lr' in options else {})}
+    by_epoch = rates_of(scheduler, True, 1, options)
+    assert len(set(by_epoch)) > 1
+    assert rates_of(scheduler, True, 4, options) == pytest.approx([4 * each for each in by_epoch])
+    by_step = rates_of(scheduler, False, 1, options)
+    assert rates_of(scheduler, False, 4, options) == pytest.approx([4 * each for each in by_step])
+    if scheduler is schedules.OneCycleLR:  # its last call ends the cycle, not the one after it
+        assert by_step[-1] == pytest.approx(by_epoch[-1]) and by_step[-1] == min(by_step)
+    else:
+        assert by_step[::10] == pytest.approx(by_epoch[::10])
+
+
+def test_parts_of_epochs_are_counted_in_steps():
+    options = {'milestones': [1.5, 3.26], 'gamma': 0.5}
+    found = rates_of(schedules.MultiStepLR, False, 1, options)
+    assert found == [found[0]] * 15 + [found[0] / 2] * 18 + [found[0] / 4] * 27
+
+
+def test_a_scheduler_that_follows_a_metric_is_refused():
+    with pytest.raises(ConfigError, match='ReduceLROnPlateau follows a metric'):
+        rates_of(schedules.ReduceLROnPlateau, True, 1, {})
 
 
 LONG = 0.9999
