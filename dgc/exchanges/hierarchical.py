@@ -27,9 +27,9 @@ class Hierarchical(Exchange):
 
     Error feedback acts on the machine's sum, in the memory of its first rank. The gradient of the
     others is zero from then on; what their memories held, such as the momentum of a run without
-    this exchange, is added to the first rank's when a bucket passes for the first time. The others
-    take part in an exchange of empty messages among themselves, since some engines require all
-    ranks to enter every message.
+    this exchange or on other machines, is added to the first rank's when a bucket passes for the
+    first time. The others take part in an exchange of empty messages among themselves, since some
+    engines require all ranks to enter every message.
 
     Args:
         exchange: Between machines.
@@ -55,7 +55,7 @@ class Hierarchical(Exchange):
         self._per_machine = local_size or 1
 
     def state_for(self, spec: BucketSpec) -> Entries:
-        """Declare the inner exchange's state, and whether memories were moved to the first rank."""
+        """Declare the inner exchange's state, and for which machines memories were moved."""
         return {**self.exchange.state_for(spec), 'moved': Values()}
 
     def writes(self, payload: Payload) -> Payload | None:
@@ -95,8 +95,9 @@ class Hierarchical(Exchange):
         machine = self._machine(engine)
         machine.reduce(bucket.gradient)
         moved = bucket.state['exchange']['moved']
-        if not moved:
-            moved['done'] = True
+        if moved.get('ranks') != machine.size:
+            moved.clear()
+            moved['ranks'] = machine.size
             for flat in bucket.buffers.values():
                 wide = flat.float()  # of bfloat16 a copy
                 machine.reduce(wide)

@@ -186,7 +186,13 @@ def flat(tensors) -> torch.Tensor:
     return torch.cat([tensor.double().flatten() for tensor in tensors])
 
 
-def test_a_run_without_machines_resumes_with_them_and_loses_nothing():
+@pytest.mark.parametrize('local_size', [2, 4])
+@pytest.mark.parametrize(
+    'earlier',
+    [AllGather(), *(Hierarchical(GTopK(), size) for size in (1, 2, 4))],
+    ids=['without machines', 'machines of 1', 'machines of 2', 'machines of 4'],
+)
+def test_a_run_without_machines_or_with_others_resumes_and_loses_nothing(earlier, local_size):
     """One step after its state was loaded, all residuals are with the first ranks of machines."""
 
     def worker(engine):
@@ -201,9 +207,9 @@ def test_a_run_without_machines_resumes_with_them_and_loses_nothing():
             memory = optimizer.reducer.state_dict()['memory']
             return flat(memory[name]['residual'] for name, _ in named)
 
-        named, before = fresh(AllGather())
+        named, before = fresh(earlier)
         train(before, named, 3, engine.rank)
-        named, after = fresh(Hierarchical(GTopK(), 2))
+        named, after = fresh(Hierarchical(GTopK(), local_size))
         after.load_state_dict(before.state_dict())
         had = residual_of(after)
         wanted = [p.detach() - target(p, engine.rank, 3, i) for i, (_, p) in enumerate(named)]
@@ -213,7 +219,7 @@ def test_a_run_without_machines_resumes_with_them_and_loses_nothing():
 
     given, means, residuals = zip(*dgc.simulate(4, worker), strict=True)
     torch.testing.assert_close(4 * means[0] + sum(residuals), sum(given), rtol=1e-5, atol=1e-5)
-    assert [bool(rest.any()) for rest in residuals] == [True, False, True, False]
+    assert [bool(rest.any()) for rest in residuals] == [r % local_size == 0 for r in range(4)]
 
 
 @pytest.mark.parametrize('local_size', [2, 3])
