@@ -28,8 +28,8 @@ class Hierarchical(Exchange):
     Error feedback acts on the machine's sum, in the memory of its first rank. The gradient of the
     others is zero from then on; what their memories held, such as the momentum of a run without
     this exchange or on other machines, is added to the first rank's when a bucket passes for the
-    first time. The others take part in an exchange of empty messages among themselves, since some
-    engines require all ranks to enter every message.
+    first time, and where an uncompressed phase has ended. The others take part in an exchange of
+    empty messages among themselves, since some engines require all ranks to enter every message.
 
     Args:
         exchange: Between machines.
@@ -55,7 +55,7 @@ class Hierarchical(Exchange):
         self._per_machine = local_size or 1
 
     def state_for(self, spec: BucketSpec) -> Entries:
-        """Declare the inner exchange's state, and for which machines memories were moved."""
+        """Declare the inner exchange's state, and when memories were moved last."""
         return {**self.exchange.state_for(spec), 'moved': Values()}
 
     def writes(self, payload: Payload) -> Payload | None:
@@ -95,9 +95,11 @@ class Hierarchical(Exchange):
         machine = self._machine(engine)
         machine.reduce(bucket.gradient)
         moved = bucket.state['exchange']['moved']
-        if moved.get('ranks') != machine.size:
+        # After an uncompressed phase MeanMomentum has the momentum of the mean on all ranks.
+        present = {'ranks': machine.size, 'is_dense': bucket.density is None}
+        if moved != present:
             moved.clear()
-            moved['ranks'] = machine.size
+            moved.update(present)
             for flat in bucket.buffers.values():
                 wide = flat.float()  # of bfloat16 a copy
                 machine.reduce(wide)

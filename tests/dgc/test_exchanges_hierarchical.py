@@ -27,7 +27,7 @@ from dgc.exchanges import (
     RandomK,
     SparDL,
 )
-from dgc.memory import MomentumCorrection, Residual
+from dgc.memory import MeanMomentum, MomentumCorrection, Residual
 from dgc.nonfinite import non_finite_message
 from dgc.planner import Merged
 from dgc.profile import Profile
@@ -138,36 +138,48 @@ def test_infinities_of_both_signs_do_not_cancel():
     assert dgc.simulate(2, worker) == [False, True]
 
 
-def run(make: Callable[[], Exchange], steps: int, dense_steps: int, engine: dgc.Engine):
+def run(
+    make: Callable[[], Exchange],
+    kind: type[MomentumCorrection],
+    steps: int,
+    dense_steps: int,
+    engine: dgc.Engine,
+):
     """Steps of which the first are uncompressed, without masking: the sums, and the memory."""
-    exchange, memory, codec = make(), MomentumCorrection(momentum_masking=False), Codec()
+    exchange, memory, codec = make(), kind(momentum_masking=False), Codec()
     bucket = bucket_for(exchange, torch.zeros(NUMEL), engine, None, memory.buffers, momentum=0.9)
     totals = torch.zeros(NUMEL, dtype=torch.float64)
     for step in range(steps):
         bucket.gradient.copy_(drawn(engine.rank, step))
+        bucket.density = None if step < dense_steps else 0.1
         assert exchange.prepare(bucket, engine, is_finite=True)
         if step < dense_steps:
-            bucket.density = None
             selected = memory.select(bucket, Dense())
             exchanged = AllReduce().reduce(selected, Context(bucket, NUMEL, codec, engine))
         else:
-            bucket.density = 0.1
             selected = memory.select(bucket, Dense() if exchange.selects else TopK())
             exchanged = exchange.reduce(selected, Context(bucket, 3, codec, engine))
-        totals += total_of(exchanged.contributions).double()
-        memory.update(bucket, selected, exchanged, [])
+        total = total_of(exchanged.contributions)
+        totals += total.double()
+        memory.update(bucket, selected, exchanged, [total / engine.size])
     return totals, {name: flat.double() for name, flat in bucket.buffers.items()}
 
 
 @pytest.mark.parametrize('dense_steps', [0, 3])
-@pytest.mark.parametrize('inner', [AllGather, GTopK, OkTopK, SparDL])
+@pytest.mark.parametrize(
+    ('inner', 'kind'),
+    [
+        *((inner, MomentumCorrection) for inner in (AllGather, GTopK, OkTopK, SparDL)),
+        (AllGather, MeanMomentum),
+    ],
+)
 @pytest.mark.parametrize(('world_size', 'local_size'), [(4, 2), (6, 3), (3, 1), (2, 2)])
 def test_no_momentum_is_lost_from_the_dense_phase_to_the_sparse(
-    world_size, local_size, inner, dense_steps
+    world_size, local_size, inner, kind, dense_steps
 ):
     """Without masking all is linear: sums and residuals add up to all ranks' velocities."""
     make = lambda: Hierarchical(inner(), local_size)  # noqa: E731
-    results = dgc.simulate(world_size, partial(run, make, 8, dense_steps))
+    results = dgc.simulate(world_size, partial(run, make, kind, 8, dense_steps))
     u = given = torch.zeros(NUMEL, dtype=torch.float64)
     for step in range(8):
         u = 0.9 * u + sum(drawn(rank, step) for rank in range(world_size)).double()
