@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
+from typing import Any
+
 import torch
 
 from dgc.bucket_spec import BucketSpec
@@ -79,6 +82,7 @@ class SparDL(Exchange):
         number, place = divmod(engine.rank, size)
         team = Group(engine, range(number * size, (number + 1) * size))
         owners = Group(engine, range(place, engine.size, size))
+        forget_other_teams(context.state['gather'], self.teams, size)
         flat, states = bucket.copy_to_total(selected.values), context.state['blocks']
         blocks = Blocks(flat, size, context.k, self.compressor, states)
         # Spar-Reduce-Scatter within the team (Algorithm 1).
@@ -107,6 +111,15 @@ class SparDL(Exchange):
         )
         between = self.gather.bytes_sent(numel, limit, codec, self.teams)
         return scattered + between + (size - 1) * codec.capacity(numel, min(limit, numel))
+
+
+def forget_other_teams(state: MutableMapping[str, Any], teams: int, size: int) -> None:
+    """Clear what ``gather`` keeps where it is of an earlier run with other teams: the owners of a
+    block, which must have the same, were others then."""
+    present = {'teams': teams, 'blocks': size}
+    if any(state.get(name, number) != number for name, number in present.items()):
+        state.clear()
+    state.update(present)
 
 
 def reduce_scatter(blocks: Blocks, context: Context) -> Sparse:

@@ -178,6 +178,38 @@ class TestBruck:
         assert sizes[1000] == 5
         assert max(sizes[-4:]) - min(sizes[-4:]) <= 1
 
+    @pytest.mark.parametrize(
+        ('world_size', 'before', 'after'),
+        [
+            (12, SparDL(2, Bruck()), SparDL(3, Bruck())),
+            (12, SparDL(4, Bruck()), SparDL(2, Bruck())),
+            (8, Hierarchical(SparDL(2, Bruck()), 2), SparDL(2, Bruck())),
+            (8, SparDL(2, Bruck()), Hierarchical(SparDL(2, Bruck()), 2)),
+        ],
+        ids=['2 to 3 teams', '4 to 2 teams', 'from machines', 'to machines'],
+    )
+    def test_it_begins_anew_with_other_teams(self, world_size, before, after):
+        """The ranks of a block's owners would have different sizes: others owned it."""
+        cases = steps_of(world_size, 12, 40, corrected=True)
+
+        def worker(engine):
+            first, second = (
+                bucket_for(each, cases[0].inputs[engine.rank], engine) for each in (before, after)
+            )
+            for case in cases[:9]:
+                run_rank(before, case, engine, bucket=first)
+            state = first.state.state_dict()
+            second.state.load_state_dict(state, state['values'])
+            return [run_rank(after, case, engine, bucket=second) for case in cases[9:]]
+
+        fresh = run_all(lambda: after, cases[9:], consecutive=True)
+        resumed = zip(*dgc.simulate(world_size, worker), strict=True)
+        for case, ours, expected in zip(cases[9:], resumed, fresh, strict=True):
+            assert_agree(case, ours)
+            for one, other in zip(ours, expected, strict=True):
+                assert torch.equal(one.total, other.total)
+                assert torch.equal(one.residual, other.residual)
+
     def test_a_smaller_limit_takes_effect_at_once(self):
         size = AdaptiveSize({})
         assert [size.between(limit, 4) for limit in (20, 8, 40)] == [20, 8, 10]
