@@ -29,6 +29,7 @@ NAMED = 8  # ranks that a message lists
 SLOWER = 4.0
 SILENT, BUSY = 4.0, 20.0
 MOST = 1800.0  # seconds; also the limit before times are known
+LONGEST = 1e7  # seconds that a setting may have, four months; libraries count them in 32 bits
 EXIT_SECONDS = 5.0  # that the end of a process waits for a request to the channel
 
 
@@ -43,7 +44,8 @@ class Patience:
             them from the steps and calls that were measured.
 
     Raises:
-        EngineError: One is no number above 0, or the abort would come before the warning.
+        EngineError: One is no number above 0 and up to 1e7, or the abort would come before the
+            warning.
     """
 
     warning_seconds: float = 30.0
@@ -60,6 +62,10 @@ class Patience:
                 )
             if not seconds > 0:
                 raise EngineError(f'configs.engine.{name} must be above 0, got {seconds}')
+            if seconds > LONGEST:
+                raise EngineError(
+                    f'configs.engine.{name} must be at most {LONGEST:g} seconds, got {seconds}'
+                )
         if self.abort_seconds is not None and self.abort_seconds < self.warning_seconds:
             raise EngineError(
                 f'configs.engine.abort_seconds = {self.abort_seconds} is below '

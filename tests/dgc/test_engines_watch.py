@@ -269,11 +269,18 @@ def test_a_long_list_of_ranks_is_cut():
         ({'abort_seconds': 20}, 'abort_seconds = 20 is below configs.engine.warning_seconds = 30'),
         ({'warning_seconds': '30'}, "warning_seconds must be a number of seconds, got '30'"),
         ({'abort_seconds': float('nan')}, 'abort_seconds must be above 0, got nan'),
+        ({'abort_seconds': float('inf')}, 'abort_seconds must be at most 1e[+]07 seconds, got inf'),
+        ({'warning_seconds': 10**9}, 'warning_seconds must be at most 1e[+]07 seconds, got 1000'),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, message):
     with pytest.raises(dgc.EngineError, match=message):
         Patience(**settings)
+
+
+def test_the_library_can_be_given_the_longest_settings():
+    for settings in ({'abort_seconds': 1e7}, {'warning_seconds': 1e7}):
+        assert 1e7 < Patience(**settings).library_seconds < 2**31
 
 
 class Stuck(LocalEngine):
