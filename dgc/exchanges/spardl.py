@@ -37,7 +37,8 @@ class SparDL(Exchange):
         residuals: Which truncation errors return to the memories.
 
     Raises:
-        ValueError: For a number of teams below 1, or that ``gather`` cannot serve.
+        ValueError: For a number of teams below 1, or that ``gather`` cannot serve, and for a
+            compressor that does not select by density.
     """
 
     accepts = DENSE_ONLY
@@ -56,6 +57,7 @@ class SparDL(Exchange):
         self.gather = gather or (Bruck() if teams & (teams - 1) else RecursiveDoubling())
         self.gather.check(teams)
         self.compressor = compressor or TopK()
+        check_selection(self.compressor)
         self.residuals = residuals or GlobalResiduals()
         self.loses = self.residuals.loses
         self.recodes = teams > 1
@@ -111,6 +113,18 @@ class SparDL(Exchange):
         )
         between = self.gather.bytes_sent(numel, limit, codec, self.teams)
         return scattered + between + (size - 1) * codec.capacity(numel, min(limit, numel))
+
+
+def check_selection(compressor: Compressor) -> None:
+    """Raise ValueError for a compressor that selects all elements, or so many of a block that its
+    message would be longer than others expect."""
+    spec = BucketSpec.of_shape(4096)
+    is_fixed = compressor.budget(spec, 0.01) == compressor.budget(spec, 0.1)
+    if is_fixed or compressor.payload is not Payload.SPARSE:
+        raise ValueError(
+            f'SparDL selects from blocks by their density, on which {type(compressor).__name__} '
+            'does not depend: choose another compressor for it, such as SampledTopK'
+        )
 
 
 def forget_other_teams(state: MutableMapping[str, Any], teams: int, size: int) -> None:

@@ -10,6 +10,7 @@ from exchange_helpers import bucket_for
 
 import dgc
 from dgc.codec import Codec, CodecError
+from dgc.compressors import BlockTopK, Dense
 from dgc.exchanges import (
     AllGather,
     Bruck,
@@ -26,6 +27,7 @@ from dgc.exchanges import (
     SparDL,
 )
 from dgc.sparse import Sparse
+from dgc.transforms import ChunkLayout
 
 
 def place(rank=0, size=4, local_rank=0, local_size=1):
@@ -50,6 +52,8 @@ def place(rank=0, size=4, local_rank=0, local_size=1):
         (lambda: SparDL(teams=-2), 'teams must be at least 1, got -2'),
         (lambda: SparDL(3, RecursiveDoubling()), 'power of two of teams, got 3: use Bruck'),
         (lambda: SparDL(6, RecursiveDoubling()), 'power of two of teams, got 6: use Bruck'),
+        (lambda: SparDL(compressor=Dense()), 'density, on which Dense does not depend'),
+        (lambda: SparDL(compressor=BlockTopK(64, ChunkLayout())), 'which BlockTopK does not'),
         (lambda: ChunkAllReduce(chunk=0), 'chunk must be at least 1 element, got 0'),
         (lambda: OkTopK(threshold_period=0), 'at least 1, got 0 and 64'),
         (lambda: OkTopK(region_period=-1), 'at least 1, got 32 and -1'),
