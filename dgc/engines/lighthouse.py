@@ -24,6 +24,7 @@ from dgc.engines.base import EngineError
 from dgc.engines.forking import Inherited
 from dgc.engines.meeting import Quorum
 from dgc.engines.notice import REACH, Notice
+from dgc.engines.watch import LONGEST
 
 log = logging.getLogger('dgc')
 
@@ -78,8 +79,10 @@ class ElasticSettings:
             if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
                 kind = 'a whole number' if whole else 'a number of seconds'
                 raise EngineError(f'configs.elastic.{name} must be {kind}, got {value!r}')
-            if value < low or (name == 'drop_seconds' and not value):
+            if not value >= low or (name == 'drop_seconds' and not value):
                 raise EngineError(f'configs.elastic.{name} is too small, got {value}')
+            if name in ('drop_seconds', 'heal_seconds') and value > LONGEST:
+                raise EngineError(f'configs.elastic.{name} is above {LONGEST:g}, got {value}')
         if self.worker is not None and (not self.worker or not self.worker.isprintable()):
             raise EngineError(f'configs.elastic.worker must be a name, got {self.worker!r}')
 

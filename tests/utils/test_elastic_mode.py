@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -185,6 +186,9 @@ def test_the_rate_is_that_of_the_workers_there_are():
         ('start_workers', 0),
         ('start_workers', 1.5),
         ('drop_seconds', 0),
+        ('drop_seconds', math.inf),
+        ('heal_seconds', math.inf),
+        ('start_seconds', math.nan),
         ('residual_backup', -1),
         ('join_seconds', True),
         ('worker', ''),
