@@ -39,7 +39,8 @@ class OkTopK(Exchange):
     Args:
         threshold_period: Exchanges after which the threshold is exact again; in between it moves by
             about 1 % when more than 4/3 or less than 2/3 of ``k`` elements are above it.
-        region_period: Exchanges after which the regions are computed anew.
+        region_period: Exchanges after which the regions are computed anew. Where the number of
+            ranks has changed, both are at once.
 
     Raises:
         ValueError: For a period below 1.
@@ -63,8 +64,10 @@ class OkTopK(Exchange):
         k, engine, numel = context.k, context.engine, selected.numel
         reused = context.state['reused']
         step, bounds = reused.get('step', 0), reused.get('bounds', [])
-        # Regions (section 3.1.1): their number depends on the world size, which may have changed.
-        if step % self.region_period == 0 or len(bounds) != engine.size - 1:
+        # Of another number of ranks, as in a checkpoint: the threshold is one of other sums.
+        is_other = len(bounds) != engine.size - 1
+        # Regions (section 3.1.1).
+        if step % self.region_period == 0 or is_other:
             bounds = region_bounds(indices_of(selected), numel, engine)
         # Split and reduce (Algorithm 1, line 2).
         truncation = Truncation(selected)
@@ -72,7 +75,7 @@ class OkTopK(Exchange):
         total = split_and_reduce(selected, bounds, share, truncation, engine)
         # Global threshold (line 3).
         threshold = reused.get('threshold', 0.0)
-        if step % self.threshold_period == 0 or reused.get('k') != k:
+        if step % self.threshold_period == 0 or is_other or reused.get('k') != k:
             threshold = kth_largest(total.values, k, engine)
         chosen = above(total, threshold)
         counts = gather_counts(len(chosen.values), selected.values.device, engine)

@@ -96,6 +96,35 @@ class TestOkTopK:
         assert moved(6) == moved(9) == moved(12) == 1.0
         assert moved(13) == moved(40) == 1.012
 
+    @pytest.mark.parametrize(
+        ('before', 'after'),
+        [
+            (Hierarchical(OkTopK(), 2), OkTopK()),
+            (OkTopK(), Hierarchical(OkTopK(), 2)),
+            (Hierarchical(OkTopK(), 4), Hierarchical(OkTopK(), 2)),
+        ],
+        ids=['from machines', 'to machines', 'to smaller machines'],
+    )
+    def test_ranks_that_had_other_sums_begin_with_one_threshold(self, before, after):
+        """Those that were not the first of a machine had sums of nothing, and a threshold of 0."""
+        cases = steps_of(4, 4, 12, corrected=False)
+
+        def worker(engine):
+            first, second = (
+                bucket_for(each, cases[0].inputs[engine.rank], engine) for each in (before, after)
+            )
+            for case in cases[:3]:
+                run_rank(before, case, engine, bucket=first)
+            state = first.state.state_dict()
+            second.state.load_state_dict(state, state['values'])
+            run_rank(after, cases[3], engine, bucket=second)
+            return second.state['exchange']['reused']
+
+        states = dgc.simulate(4, worker)
+        place = 2 if isinstance(after, Hierarchical) else 1  # among the ranks of a machine
+        assert all(state == states[rank % place] for rank, state in enumerate(states))
+        assert states[0]['threshold'] > 0
+
     def test_regions_are_computed_anew_for_another_world_size(self):
         def step_of(world_size, state):
             [case] = steps_of(world_size, 1, 10, corrected=False)
