@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import importlib.util
 import io
 import os
@@ -200,6 +201,18 @@ def test_command_lines_are_understood(line, monkeypatch, tmp_path):
     configs.check()
     assert configs.model
     assert configs.train.compression.build()
+
+
+def test_weights_that_a_page_does_not_copy_are_of_its_model(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    lines = [line for line in command_lines() if '--configs.pretrained.skip' in line]
+    assert lines
+    for words in map(shlex.split, lines):
+        arguments, overrides = parse_arguments(words[words.index('train.py') + 1 :])
+        configs = load(arguments.configs, overrides)
+        names = list(configs.model.build().state_dict())
+        for pattern in configs.pretrained.skip:
+            assert fnmatch.filter(names, pattern), f'{pattern} of {words}: none of {names}'
 
 
 def test_the_example_of_a_compressor_trains():
