@@ -603,7 +603,10 @@ def compression_hook(
     state: CompressionState, bucket: GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket of gradients through a composition, for DistributedDataParallel's
-    ``register_comm_hook(state, compression_hook)``. Sparse gradients are averaged densely."""
+    ``register_comm_hook(state, compression_hook)``.
+
+    Sparse gradients are averaged as dense ones, and their mean is sparse again.
+    """
     return state.reduce(bucket)
 
 
