@@ -181,6 +181,13 @@ def test_every_page_is_in_the_navigation_of_the_site_once():
     assert sorted(files(navigation)) == sorted(str(p.relative_to(docs)) for p in docs.rglob('*.md'))
 
 
+def test_the_reference_has_every_algorithm_once():
+    page = (ROOT / 'docs/reference/algorithms.md').read_text()
+    modules = (file.stem for file in (ROOT / 'dgc/algorithms').glob('[!_]*.py'))
+    shown = re.findall(r'^::: dgc\.algorithms\.(\w+)$', page, re.M)
+    assert sorted(shown) == sorted(modules)
+
+
 @pytest.mark.parametrize('page', [p for p in PAGES if 'docs' in p.parts], ids=named)
 def test_what_belongs_to_a_list_is_indented_as_the_site_needs_it(page):
     """By four: with two or three, the site ends the list there and counts from 1 again."""
