@@ -10,6 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+# On a CPU, messages that hold at least 1 / CROWDED of a tensor's elements are combined in a table
+# of all elements, and searched in one from 1 / MARKED on. At 25 % of 4.7 M elements this takes a
+# fifth and an eighteenth of the time of sorting and searching.
+CROWDED, MARKED = 12, 200
+
 
 class Payload(Enum):
     """The form of a message: all elements in order, or some elements with their indices."""
@@ -45,7 +50,8 @@ class Sparse(NamedTuple):
     def at(self, mask: Tensor) -> Sparse:
         """Return the elements of a sparse message at which bool ``mask[k]`` is true."""
         assert self.indices is not None
-        return Sparse(self.values[mask], self.indices[mask], self.numel)
+        places = mask.nonzero().view(-1)  # half of the time that a mask takes as an index
+        return Sparse(self.values[places], self.indices[places], self.numel)
 
     def to_dense(self) -> Tensor:
         """Return a new float32 ``[n]`` that is zero where the message has no element."""
@@ -96,6 +102,11 @@ def merge(parts: Sequence[Sparse]) -> Sparse:
     Raises:
         ValueError: If one of them is dense.
     """
+    if is_crowded(parts, parts[0].numel):
+        total = torch.zeros(parts[0].numel, dtype=torch.float32)
+        for part in parts:
+            part.add_to(total)
+        return gather(total, positions_of(parts, total.numel()))
     indices, place = torch.unique(torch.cat([indices_of(p) for p in parts]), return_inverse=True)
     values = torch.zeros(len(indices), dtype=torch.float32, device=indices.device)
     # One call per message: on a GPU, index_add_ adds values at the same index in any order, and
@@ -122,6 +133,11 @@ def join(parts: Sequence[Sparse], numel: int) -> Sparse:
     Raises:
         ValueError: If one of them is dense.
     """
+    if is_crowded(parts, numel):
+        total = torch.empty(numel, dtype=torch.float32)
+        for part in parts:
+            total.index_copy_(0, indices_of(part), part.values)
+        return gather(total, positions_of(parts, numel))
     indices, order = torch.cat([indices_of(part) for part in parts]).sort()
     return Sparse(torch.cat([part.values for part in parts])[order], indices, numel)
 
@@ -172,12 +188,34 @@ def nan_as_infinity(magnitudes: Tensor) -> Tensor:
     return magnitudes.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
-def contains(ascending: Tensor, wanted: Tensor) -> Tensor:
-    """Return bool ``[m]``: whether each of int64 ``wanted[m]`` is in int64 ``ascending[k]``."""
+def contains(ascending: Tensor, wanted: Tensor, numel: int) -> Tensor:
+    """Return bool ``[m]``: whether each of int64 ``wanted[m]`` is in int64 ``ascending[k]``.
+
+    All are positions in a tensor ``[numel]``.
+    """
+    if ascending.device.type == 'cpu' and MARKED * (len(ascending) + len(wanted)) >= numel:
+        marks = torch.zeros(numel, dtype=torch.bool).index_fill_(0, ascending, True)
+        return marks[wanted]
     if not len(ascending):
         return torch.zeros_like(wanted, dtype=torch.bool)
     place = torch.searchsorted(ascending, wanted).clamp_(max=len(ascending) - 1)
     return ascending[place] == wanted
+
+
+def is_crowded(parts: Sequence[Sparse], numel: int) -> bool:
+    """Return whether sparse messages of a tensor ``[numel]`` are combined faster in a table of all
+    its elements than by sorting their indices."""
+    count = sum(len(part.values) for part in parts)
+    return parts[0].values.device.type == 'cpu' and CROWDED * count >= numel
+
+
+def positions_of(parts: Sequence[Sparse], numel: int) -> Tensor:
+    """Return the indices of sparse messages of a tensor ``[numel]``, int64, each once and
+    ascending."""
+    marks = torch.zeros(numel, dtype=torch.bool)
+    for part in parts:
+        marks.index_fill_(0, indices_of(part), True)
+    return marks.nonzero().view(-1)
 
 
 def indices_of(sparse: Sparse) -> Tensor:

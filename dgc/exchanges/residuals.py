@@ -48,7 +48,7 @@ class GlobalResiduals(Residuals):
     def exchanged(self, corrected: Tensor, blocks: Blocks, result: Sparse) -> Exchanged:
         """See ``Residuals.exchanged``."""
         arrived = indices_of(result)
-        ours = contains(blocks.taken(), arrived)
+        ours = contains(blocks.taken(), arrived, result.numel)
         # Where nothing of this rank's was taken, its memory still holds the value, and the block
         # holds it plus other ranks' contributions.
         held = torch.where(ours, 0.0, corrected[arrived])

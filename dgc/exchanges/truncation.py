@@ -43,10 +43,10 @@ class Truncation:
             contributions: Make up ``result``; no two have an index in common.
             result: The same as one message.
         """
-        arrived = indices_of(result)
-        sent = self._own.at(contains(arrived, indices_of(self._own)))
-        cuts = [part.at(contains(arrived, indices_of(part))) for part in self._cuts]
+        arrived, numel = indices_of(result), result.numel
+        sent = self._own.at(contains(arrived, indices_of(self._own), numel))
+        cuts = [part.at(contains(arrived, indices_of(part), numel)) for part in self._cuts]
         values = [part.values for part in cuts] or [result.values[:0]]
         indices = [indices_of(part) for part in cuts] or [arrived[:0]]
-        error = Sparse(torch.cat(values), torch.cat(indices), result.numel)
+        error = Sparse(torch.cat(values), torch.cat(indices), numel)
         return Exchanged(contributions, error, sent, non_finite=starts_with_nan(contributions))

@@ -21,6 +21,15 @@ from dgc.sparse import (
 )
 
 
+@pytest.fixture(params=[0, 10**9], ids=['by sorting', 'in tables'], scope='module', autouse=True)
+def combined(request):
+    """Both ways to combine messages are tested."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('dgc.sparse.CROWDED', request.param)
+        patch.setattr('dgc.sparse.MARKED', request.param)
+        yield
+
+
 def message(numel: int, elements: dict[int, float]) -> Sparse:
     return Sparse(torch.tensor(list(elements.values())), torch.tensor(list(elements)), numel)
 
@@ -206,6 +215,7 @@ def test_contains_is_membership(ascending, wanted):
     found = contains(
         torch.tensor(sorted(ascending), dtype=torch.int64),
         torch.tensor(wanted, dtype=torch.int64),
+        21,
     )
     assert found.tolist() == [index in ascending for index in wanted]
 
