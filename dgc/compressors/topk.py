@@ -21,7 +21,10 @@ class TopK(Compressor):
 
 
 def largest(importance: Tensor, k: int) -> Tensor:
-    """Return the positions of the ``k`` largest of ``importance[n]``, int64 ``[k]``, ascending."""
+    """Return the positions of the ``k`` largest of ``importance[n]``, int64 ``[k]``, ascending.
+
+    Of equal elements the first ones are chosen, as CUDA's topk does.
+    """
     if importance.device.type != 'cpu':
         return torch.topk(importance, k, sorted=False).indices.sort().values
     return among_largest(importance, k).nonzero().view(-1) if k else torch.arange(0)
