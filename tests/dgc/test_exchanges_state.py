@@ -44,6 +44,18 @@ def assert_equals_plain(case, results, expected):
         torch.testing.assert_close(one.residual, residual, rtol=1e-6, atol=1e-6, msg=case.name)
 
 
+def resumed_bucket(before, after, cases, engine):
+    """A bucket of ``after`` with the state that ``before`` has after some steps."""
+    first, second = (
+        bucket_for(each, cases[0].inputs[engine.rank], engine) for each in (before, after)
+    )
+    for case in cases:
+        run_rank(before, case, engine, bucket=first)
+    state = first.state.state_dict()
+    second.state.load_state_dict(state, state['values'])
+    return second
+
+
 class TestOkTopK:
     @pytest.mark.parametrize('world_size', [1, 2, 3, 5, 8])
     def test_thresholds_and_regions_are_renewed_at_their_steps_and_reused_between(self, world_size):
@@ -110,15 +122,9 @@ class TestOkTopK:
         cases = steps_of(4, 4, 12, corrected=False)
 
         def worker(engine):
-            first, second = (
-                bucket_for(each, cases[0].inputs[engine.rank], engine) for each in (before, after)
-            )
-            for case in cases[:3]:
-                run_rank(before, case, engine, bucket=first)
-            state = first.state.state_dict()
-            second.state.load_state_dict(state, state['values'])
-            run_rank(after, cases[3], engine, bucket=second)
-            return second.state['exchange']['reused']
+            bucket = resumed_bucket(before, after, cases[:3], engine)
+            run_rank(after, cases[3], engine, bucket=bucket)
+            return bucket.state['exchange']['reused']
 
         states = dgc.simulate(4, worker)
         place = 2 if isinstance(after, Hierarchical) else 1  # among the ranks of a machine
@@ -222,14 +228,8 @@ class TestBruck:
         cases = steps_of(world_size, 12, 40, corrected=True)
 
         def worker(engine):
-            first, second = (
-                bucket_for(each, cases[0].inputs[engine.rank], engine) for each in (before, after)
-            )
-            for case in cases[:9]:
-                run_rank(before, case, engine, bucket=first)
-            state = first.state.state_dict()
-            second.state.load_state_dict(state, state['values'])
-            return [run_rank(after, case, engine, bucket=second) for case in cases[9:]]
+            bucket = resumed_bucket(before, after, cases[:9], engine)
+            return [run_rank(after, case, engine, bucket=bucket) for case in cases[9:]]
 
         fresh = run_all(lambda: after, cases[9:], consecutive=True)
         resumed = zip(*dgc.simulate(world_size, worker), strict=True)
