@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from utils.files import replacing, saving
+from utils.files import append_line, replacing, saving
 
 LAYERS = 'layers.jsonl'
 
@@ -61,8 +61,8 @@ class LayerFile:
         """Write the numbers of each layer in step ``step``, counted from 0."""
         if self._last is None or step <= self._last:
             self._remove_from(step)
-        with saving(self._path), self._path.open('a') as file:
-            file.write(json.dumps({'step': step, 'layers': dict(layers)}) + '\n')
+        with saving(self._path):
+            append_line(self._path, json.dumps({'step': step, 'layers': dict(layers)}))
         self._last = step
 
     def _remove_from(self, step: int) -> None:
