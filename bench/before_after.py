@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.optimizers import read
 from tools.harness.cli import Parser, log, positive
 from utils.files import append_line
+from utils.lines import json_lines
 
 PROGRAM = 'bench.before_after'
 EXAMPLE = """\
@@ -102,7 +102,7 @@ def main(argv: Sequence[str]) -> int:
     add('--rates', nargs='+', default=['none', '1gbit', '100mbit', '10mbit'], metavar='RATE')
     arguments = parser.parse_args(argv)
     checkouts = {'before': arguments.before.resolve(), 'after': Path.cwd()}
-    measured = read(arguments.file)
+    measured = json_lines(arguments.file)
     done = {Job(each['number'], each['model'], each['version']) for each in measured}
     for job in jobs(arguments.rounds, arguments.models):
         if job in done:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tools.harness.cli import Parser, log, names, non_negative, positive
 from utils.files import append_line
+from utils.lines import json_lines
 
 if TYPE_CHECKING:
     from bench.optimizer_runs import Run
@@ -91,7 +92,7 @@ def measure(arguments: Namespace) -> list[Result]:
     """Train what is not in the file of results yet; return the results of all runs asked for."""
     from bench.optimizer_runs import Text, train
 
-    known = read(arguments.results)
+    known = json_lines(arguments.results)
     text, results = Text(arguments.text), []
     for run in runs(arguments):
         asked = asdict(run)
@@ -101,17 +102,6 @@ def measure(arguments: Namespace) -> list[Result]:
             append_line(arguments.results, json.dumps(result))
             log(' '.join(f'{key}={value}' for key, value in result.items()))
         results.append(result)
-    return results
-
-
-def read(path: Path) -> list[Result]:
-    """Return the results of a file, of which a line may be incomplete; none where there is none."""
-    results = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            results.append(json.loads(line))
-        except ValueError:
-            continue
     return results
 
 

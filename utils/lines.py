@@ -1,7 +1,8 @@
-"""Reading metrics.jsonl, with its damage. Imports the standard library only, for tools."""
+"""Reading files of JSON lines, with their damage. Imports the standard library only, for tools."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -9,6 +10,18 @@ from pathlib import Path
 from typing import Any
 
 log = logging.getLogger(__name__)
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects in a file, one in a line; none where there is no file.
+
+    A line that is incomplete, as after a kill or while it is written, is skipped.
+    """
+    lines = []
+    for line in path.read_text(errors='replace').split('\n') if path.is_file() else ():
+        with contextlib.suppress(ValueError, RecursionError):
+            lines.append(json.loads(line))
+    return [line for line in lines if isinstance(line, dict)]
 
 
 def metrics_lines(

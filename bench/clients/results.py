@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.clients.program import CLIENTS, changed
-from bench.optimizers import read as read_lines
 from utils.files import append_line
+from utils.lines import json_lines
 
 PLAIN, WHOLE, SPARSE, REORDERED = 'plain', 'whole', 'sparse', 'reordered'
 VARIANTS = (PLAIN, WHOLE, SPARSE)
@@ -88,7 +88,7 @@ def variants(ranks: int) -> tuple[str, ...]:
 def read(path: Path) -> dict[Key, Run]:
     """Return the runs in a file, of which a later one replaces an earlier one, and of which a line
     may be incomplete."""
-    runs = [Run(**each) for each in read_lines(path)]
+    runs = [Run(**each) for each in json_lines(path)]
     return {run.key: run for run in runs}
 
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from bench.optimizers import read
 from bench.parity.rows import REPEATED, Row, impossible
 from bench.parity.training import (
     CPU,
@@ -23,6 +22,7 @@ from bench.parity.training import (
 from bench.parity.workloads import Workload
 from tools.harness.cli import log
 from utils.files import append_line
+from utils.lines import json_lines
 
 
 def reasons(arguments: Namespace) -> dict[str, str]:
@@ -59,7 +59,7 @@ def plan(arguments: Namespace) -> list[Run]:
 
 def known(runs: Sequence[Run], results: Path) -> dict[str, Result]:
     """Return the results of a file that are those of ``runs``, by the name of the run."""
-    lines, found = read(results), {}
+    lines, found = json_lines(results), {}
     for run in runs:
         asked = run.asked.items()
         there = (each for each in lines if each.get('device', CPU) == run.device)

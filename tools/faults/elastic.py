@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import random
@@ -25,6 +24,8 @@ from tools.harness.cli import Parser, exit_on_signals, log, non_negative, positi
 from tools.harness.launch import ROOT, environment
 from tools.harness.pages import write
 from tools.harness.tables import markdown_table
+from utils.files import append_line
+from utils.lines import json_lines
 
 PROGRAM = 'tools.faults.elastic'
 KINDS = {'dgc': ['configs/dgc/wm5.py'], 'dense': []}
@@ -179,9 +180,7 @@ class Job:
         """What a worker has written of itself."""
         lines = []
         for path in (self.folder / 'runs').glob(f'*/{name}/events.jsonl'):
-            for line in path.read_text().splitlines():
-                with contextlib.suppress(ValueError):  # one that is being written
-                    lines.append(json.loads(line))
+            lines += json_lines(path)
         return lines
 
     def trains(self, name: str) -> bool:
@@ -383,10 +382,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 def earlier(path: Path | None, kind: str, number: int, arguments: argparse.Namespace) -> Any:
     """A round that is in the file of results already; None where it is not."""
-    if path is None or not path.exists():
-        return None
-    for line in path.read_text().splitlines():
-        found = json.loads(line)
+    for found in json_lines(path) if path is not None else ():
         options = found.pop('options')
         if (found['kind'], found['number']) == (kind, number) and options == choices(arguments):
             return Round(**found)
@@ -416,8 +412,7 @@ def rounds_of(kind: str, arguments: argparse.Namespace) -> Iterator[Round]:
             log(line)
             if arguments.results is not None:
                 arguments.results.parent.mkdir(parents=True, exist_ok=True)
-                with arguments.results.open('a') as file:
-                    file.write(f'{line}\n')
+                append_line(arguments.results, line)
         yield record
 
 

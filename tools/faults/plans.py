@@ -20,7 +20,8 @@ from tools.faults.runs import LAUNCHERS, Plan, Run
 from tools.harness.cli import log
 from tools.harness.launch import ROOT, environment
 from utils import sealed
-from utils.lines import untimed
+from utils.files import append_line
+from utils.lines import json_lines, untimed
 
 FAULTS = 4  # in one run, at most
 WRITERS = ('alone', 'torchrun 2')  # of runs that are killed while they write
@@ -61,15 +62,13 @@ class Campaign:
         return self.folder / 'results.jsonl'
 
     def lines(self) -> list[dict[str, Any]]:
-        """The results so far; a last line that a kill has cut is left out."""
-        text = self.path.read_text() if self.path.is_file() else ''
-        return [json.loads(line) for line in text.split('\n')[:-1]]
+        """The results so far; a line that a kill has cut is left out."""
+        return json_lines(self.path)
 
     def append(self, line: dict[str, Any]) -> None:
         """Write a result."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with self.path.open('a') as file:
-            file.write(json.dumps(line) + '\n')
+        append_line(self.path, json.dumps(line))
         log(json.dumps(line))
 
     def carry_out(self, counts: Counts, has_horovod: bool) -> None:

@@ -19,6 +19,8 @@ from typing import Any
 
 from tools.mutate.mutations import Mutation
 from tools.mutate.relevance import Relevance
+from utils.files import append_line
+from utils.lines import json_lines
 
 PASSED, NO_TESTS = 0, 5  # exit codes of pytest
 WHOLE = 'the whole suite'
@@ -119,14 +121,12 @@ class Record:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        lines = file.read_text().splitlines() if file.is_file() else []
-        self.results = {line['key']: line for line in map(json.loads, lines)}
+        self.results = {line['key']: line for line in json_lines(file)}
 
     def add(self, key: str, **what: Any) -> dict[str, Any]:
         """Write one result at once."""
         line = {'key': key, **what}
-        with self.file.open('a') as file:
-            file.write(json.dumps(line) + '\n')
+        append_line(self.file, json.dumps(line))
         self.results[key] = line
         return line
 

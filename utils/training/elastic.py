@@ -40,6 +40,7 @@ from utils.checks import build_composition, check_elastic, naming
 from utils.config import Config, ConfigError
 from utils.counting import Made
 from utils.data import Drawn, Seeded, build_datasets, collate
+from utils.files import append_line
 from utils.folder import LOCK, check_writable, claim, prepare_folder, writing
 from utils.loading import Loading
 from utils.log import RunLog, environment
@@ -72,16 +73,15 @@ class Events:
 
     def __init__(self) -> None:
         self.path: Path | None = None
-        self._waiting = ''
+        self._waiting: list[str] = []
 
     def add(self, event: str, **about: Any) -> None:
         """Append a line: the time, the event, and what there is to say about it."""
-        line = json.dumps({'time': time.time(), 'event': event, **about})
-        self._waiting += f'{line}\n'
+        self._waiting.append(json.dumps({'time': time.time(), 'event': event, **about}))
         if self.path is not None:
-            with writing(self.path.parent), self.path.open('a') as file:
-                file.write(self._waiting)
-            self._waiting = ''
+            with writing(self.path.parent):
+                append_line(self.path, '\n'.join(self._waiting))
+            self._waiting.clear()
 
 
 class Share(Sampler[list[Any]]):

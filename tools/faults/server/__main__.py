@@ -16,6 +16,8 @@ from tools.faults.server.attacks import ATTACKS
 from tools.harness.cli import Parser, exit_on_signals, log, non_negative
 from tools.harness.launch import ROOT
 from tools.harness.tables import markdown_table
+from utils.files import append_line
+from utils.lines import json_lines
 
 PROGRAM = 'tools.faults.server'
 EXAMPLES = """\
@@ -60,9 +62,7 @@ class Results:
     def __init__(self, folder: Path, seed: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._path, self._seed = folder / 'results.jsonl', seed
-        text = self._path.read_text() if self._path.is_file() else ''
-        lines = [json.loads(line) for line in text.splitlines()]
-        self._lines: list[Line] = [line for line in lines if line['seed'] == seed]
+        self._lines: list[Line] = [line for line in json_lines(self._path) if line['seed'] == seed]
 
     def add(self, kind: str, line: Line) -> None:
         """Append a line, and print it on stderr."""
@@ -70,8 +70,7 @@ class Results:
         self._lines.append(line)
         text = json.dumps(line, ensure_ascii=False)
         log(text)
-        with self._path.open('a') as file:
-            file.write(f'{text}\n')
+        append_line(self._path, text)
 
     def of(self, kind: str) -> list[Line]:
         """The lines of one kind."""
