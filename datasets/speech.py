@@ -202,8 +202,8 @@ def read_manifest(path: Path, setting: str) -> list[Utterance]:
 def read_standard(folder: Path, split: str, root: str) -> Iterator[Utterance]:
     """The utterances of a split of the published folder. Raises DatasetError."""
     try:
-        names = (folder / f'etc/an4_{split}.fileids').read_text().split()
-        lines = (folder / f'etc/an4_{split}.transcription').read_text().splitlines()
+        names = (folder / f'etc/an4_{split}.fileids').read_text('utf-8').split()
+        lines = (folder / f'etc/an4_{split}.transcription').read_text('utf-8').splitlines()
     except (OSError, UnicodeError) as error:
         raise DatasetError.about('root', root, str(error), 'fetch the folder again') from error
     said = {}

@@ -113,7 +113,7 @@ class PennTreebank(dict[str, Dataset]):
         texts = {}
         for split, name in files.items():
             path = Path(root).expanduser() / f'ptb.{name}.txt'
-            texts[split] = split_lines(read(path, 'root', root).decode())
+            texts[split] = split_lines(read(path, 'root', root).decode(errors='replace'))
         known = Vocabulary.of([texts['train']], vocabulary)
         super().__init__(
             {

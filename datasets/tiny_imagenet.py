@@ -86,7 +86,8 @@ def _validation(folder: Path, transform: Callable[[Any], Any], classes: list[str
         return found
     place = {name: number for number, name in enumerate(classes)}
     samples = []
-    for number, line in enumerate(annotations.read_text().splitlines(), 1):
+    lines = annotations.read_text(encoding='utf-8', errors='replace').splitlines()
+    for number, line in enumerate(lines, 1):
         name, label, *_ = [*line.split('\t'), '']
         if label not in place:
             raise DatasetError.about(

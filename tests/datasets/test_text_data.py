@@ -116,6 +116,15 @@ def test_the_penn_treebank_has_the_words_of_its_training_text(ptb):
     assert all(split.streams for split in data.values())
 
 
+def test_a_word_that_is_not_utf8_is_a_word_of_its_own(ptb):
+    """As in a text file: it is in no vocabulary, and the others are where they were."""
+    whole = PennTreebank(str(ptb), length=3)['test'].tokens
+    (ptb / 'ptb.test.txt').write_bytes(PTB['test'].replace('cat', 'c\xe2t', 1).encode('latin-1'))
+    found = PennTreebank(str(ptb), length=3)['test'].tokens
+    assert found[1] == 0 and whole[1] != 0
+    assert torch.equal(torch.cat([found[:1], found[2:]]), torch.cat([whole[:1], whole[2:]]))
+
+
 def test_the_validation_text_may_train(ptb):
     (ptb / 'ptb.train.txt').unlink()
     data = PennTreebank(str(ptb), length=3, train_on='valid')

@@ -73,10 +73,12 @@ def test_what_is_missing_is_named(root, tmp_path):
     assert 'point it at tiny-imagenet-200' in refused(root / 'nowhere')
 
 
-@pytest.mark.parametrize('line', ['val_0.JPEG\tn09\t0\t0\t1\t1', 'val_0.JPEG n01', ''])
+@pytest.mark.parametrize(
+    'line', [b'val_0.JPEG\tn09\t0\t0\t1\t1', b'val_0.JPEG n01', b'', b'val_0.JPEG\tn\xe2']
+)
 def test_an_annotation_without_a_class_is_named(root, line):
     path = root / 'val/val_annotations.txt'
-    path.write_text(path.read_text() + line + '\n')
+    path.write_bytes(path.read_bytes() + line + b'\n')
     assert f'line 4 of {path} names no class of train/' in refused(root)
 
 
