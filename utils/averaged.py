@@ -12,6 +12,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from utils.checkpoint import is_finite
 
+LOW_PRECISION = (torch.float16, torch.bfloat16)
+
 
 class AveragedWeights:
     """ŵ ← decay·ŵ + (1 - decay)·w after every step, from the first step's w on; of buffers too.
@@ -19,6 +21,9 @@ class AveragedWeights:
     It is computed from the parameters, so it is the same on all ranks. What has no average is that
     of the last step: whole numbers, such as indices, and tensors that the model is built with and
     that are not finite, such as a mask of -inf, which would become NaN.
+
+    Averages of a type below float32 are computed and saved in float32, since a step changes them by
+    less than bfloat16 and float16 resolve.
 
     Args:
         model: Whose weights are averaged, before it is wrapped.
@@ -29,6 +34,12 @@ class AveragedWeights:
         update = get_ema_multi_avg_fn(decay)
         self._averaged = AveragedModel(model, multi_avg_fn=update, use_buffers=True)
         self._copied = [not has_average(tensor) for tensor in all_tensors(model)]
+        self._decay = decay
+        self._wide = {
+            name: average.float()
+            for name, average in named_tensors(self.model)
+            if average.dtype in LOW_PRECISION and has_average(average)
+        }
 
     @property
     def model(self) -> nn.Module:
@@ -38,20 +49,35 @@ class AveragedWeights:
 
     def update(self, model: nn.Module) -> None:
         """Add the weights after a step."""
+        is_first = self._averaged.n_averaged == 0
         self._averaged.update_parameters(model)
         pairs = zip(all_tensors(self.model), all_tensors(model), self._copied, strict=True)
         for average, value, is_copied in pairs:
             if is_copied:
                 average.copy_(value)
+        if self._wide:
+            averages, values = dict(named_tensors(self.model)), dict(named_tensors(model))
+            for name, wide in self._wide.items():
+                wide.lerp_(values[name].float(), 1.0 if is_first else 1 - self._decay)
+                averages[name].copy_(wide)
 
     def state_dict(self) -> dict[str, Any]:
         """The averages by the names of the model."""
-        return self.model.state_dict()
+        state = self.model.state_dict()
+        return {**state, **{name: wide for name, wide in self._wide.items() if name in state}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state_dict()``."""
         self.model.load_state_dict(state)
+        for name in self._wide.keys() & state.keys():
+            self._wide[name].copy_(state[name])
         self._averaged.n_averaged.fill_(1)
+
+
+def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The parameters and all buffers of a model by name, also those that are not saved."""
+    named = chain(model.named_parameters(), model.named_buffers())
+    return ((name, each.detach()) for name, each in named)
 
 
 def all_tensors(model: nn.Module) -> Iterator[Tensor]:

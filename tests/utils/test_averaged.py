@@ -78,3 +78,28 @@ def test_running_statistics_are_averaged_over_steps():
         model.buffer.fill_(value)
         average.update(model)
     assert average.model.buffer.item() == pytest.approx(1.1)
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_averages_of_low_precision_move_as_those_of_float32(dtype):
+    """By a thousandth of the difference in a step, which is below half a unit in the last place."""
+    torch.manual_seed(0)
+    model, reference = (Buffered(torch.zeros(1)) for _ in range(2))
+    model.to(dtype)
+    average, expected = AveragedWeights(model, 0.999), AveragedWeights(reference, 0.999)
+    for number in range(300):
+        for each in (model, reference):
+            with torch.no_grad():
+                each.layer.weight.fill_(1 + number / 128)
+                each.buffer.fill_(1 + number / 128)
+        average.update(model)
+        expected.update(reference)
+        if number == 150:  # a run is resumed
+            saved = average.state_dict()
+            average = AveragedWeights(Buffered(torch.zeros(1)).to(dtype), 0.999)
+            average.load_state_dict(saved)
+    for name, value in expected.state_dict().items():
+        assert value.item() > 1.2
+        assert average.state_dict()[name].item() == pytest.approx(value.item(), abs=0.01)
+        assert average.model.state_dict()[name].dtype == dtype
+        assert average.model.state_dict()[name].item() == pytest.approx(value.item(), rel=2**-8)
