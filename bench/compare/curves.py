@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -91,14 +92,16 @@ class Curve:
         """Return when the run reached a quality; None where it did not.
 
         Between two evaluations the metric is taken to change in proportion to the seconds. A run
-        that reached it in its first epoch did so at the end of that.
+        that reached it in its first epoch did so at the end of that, and so did one whose value
+        before was not finite.
         """
         points = [*zip(self.seconds, self.values, strict=True)]
         if metric.reaches(self.values[0], target):
             return self.seconds[0]
         for (before, worse), (after, better) in pairwise(points):
             if metric.reaches(better, target):
-                return before + (after - before) * (target - worse) / (better - worse)
+                share = (target - worse) / (better - worse) if math.isfinite(worse) else 1
+                return before + (after - before) * share
         return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -106,6 +107,11 @@ class TestCurve:
     )
     def test_a_quality_is_reached_between_two_evaluations(self, values, target, seconds):
         assert Curve(values, values, [1.0, 2.0, 3.0]).seconds_to(target, LOSS) == seconds
+
+    @pytest.mark.parametrize('before', [math.nan, math.inf])
+    def test_a_value_that_is_not_finite_has_no_share(self, before):
+        values = [before, 1.0]
+        assert Curve(values, values, [1.0, 2.0]).seconds_to(1.5, LOSS) == 2.0
 
     def test_higher_may_be_better(self):
         assert Curve([50.0, 90.0], [1, 2], [1.0, 2.0]).seconds_to(80.0, ACCURACY) == 1.75
