@@ -217,7 +217,7 @@ class ZeroOneSteps(LocalSteps):
     def _begin_again(self) -> None:
         """See LocalSteps: without the sum of another rank's momenta, too."""
         super()._begin_again()
-        self.inner.restart()
+        self.inner.restart(goes_on=self._within_round > 0)
 
     def detach(self) -> None:
         """See ``LocalSteps.detach``; the optimizer takes no steps by itself."""

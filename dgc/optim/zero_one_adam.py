@@ -122,11 +122,19 @@ class ZeroOneAdam(KeptVarianceAdam):
                     state['exp_avg'].copy_(mean).div_(state['rates'])
                 self._begin(state)
 
-    def restart(self) -> None:
+    def restart(self, goes_on: bool = False) -> None:
         """Drop u; m, where it is not finite on this rank, begins at 0. v stays, as it is the same
-        on all ranks."""
+        on all ranks.
+
+        Args:
+            goes_on: Whether the round goes on, with the u of other ranks: Σγ then stays, which must
+                be alike on all ranks when they divide by it.
+        """
         for state in self.state.values():
+            rates = state['rates']
             self._begin(state)
+            if goes_on:
+                state['rates'] = rates
             if not bool(state['exp_avg'].isfinite().all()):
                 state['exp_avg'].zero_()
 

@@ -433,6 +433,32 @@ class TestEveryMethod:
             assert_same(theta, results[0][1])
         assert not all(map(torch.equal, results[0][0], results[0][1]))
 
+    @every_method
+    def test_ranks_agree_after_all_have_loaded_the_first_ones_file(self, name, stop=5):
+        """Within a round, and while a fragment travels: one rank goes on, the others begin anew."""
+
+        def saving(engine):
+            named = parameters()
+            optimizer = METHODS[name](named, engine)
+            train(optimizer, named, range(stop), engine.rank)
+            return {'model': values(named), 'optimizer': round_trip(optimizer.gather_state_dict())}
+
+        saved = dgc.simulate(3, saving)[0]
+
+        def worker(engine):
+            named = parameters()
+            optimizer = METHODS[name](named, engine)
+            resume(named, optimizer, copy.deepcopy(saved))
+            history = []
+            for step in range(stop, 13):
+                train(optimizer, named, [step], engine.rank)
+                history.append(agreed(optimizer, named))
+            return history
+
+        first, *others = dgc.simulate(3, worker)
+        for other in others:
+            assert_same(other, first)
+
     def test_a_fragment_that_travels_is_applied_at_another_world_size_too(self):
         """Its residual was sent, so without it a part of the movement would be lost."""
         named = parameters()
