@@ -93,7 +93,7 @@ class ZeroOneAdam(KeptVarianceAdam):
     def add_rates(self) -> None:
         """Add this step's rates to Σγ, alike on all ranks: also where a scaler skips the step."""
         for group in self.param_groups:
-            for parameter in group['params']:
+            for parameter in filter(is_averaged, group['params']):
                 self.held(parameter)['rates'] += float(group['lr'])
 
     @torch.no_grad()
@@ -101,7 +101,7 @@ class ZeroOneAdam(KeptVarianceAdam):
         """Change v by the mean gradients of the parameters."""
         for group in self.param_groups:
             beta2 = group['betas'][1]
-            for parameter in group['params']:
+            for parameter in filter(means.__contains__, group['params']):
                 state = self.held(parameter)
                 mean = means[parameter].to(state['exp_avg_sq'].dtype)
                 state['exp_avg_sq'].mul_(beta2).addcmul_(mean, mean, value=1 - beta2)
@@ -112,7 +112,7 @@ class ZeroOneAdam(KeptVarianceAdam):
         """Move the parameters from w_s by ū, which is in ``.grad``, and take their momentum from
         it."""
         for group in self.param_groups:
-            for parameter in group['params']:
+            for parameter in filter(is_averaged, group['params']):
                 state, mean = self.held(parameter), parameter.grad
                 denominator = self._denominator(parameter, group)
                 if denominator is not None:
@@ -157,6 +157,11 @@ class ZeroOneAdam(KeptVarianceAdam):
             return value.div_(correction).add_(eps)
 
         return self._kept(parameter, second, eps, compute)
+
+
+def is_averaged(parameter: Tensor) -> bool:
+    """Return whether ranks average u of a parameter: it is trained, and has elements."""
+    return parameter.requires_grad and parameter.numel() > 0
 
 
 class Synchronization(Optimizer):

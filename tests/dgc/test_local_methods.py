@@ -384,6 +384,20 @@ class TestEveryMethod:
             assert_same(other, first)
 
     @every_method
+    @pytest.mark.parametrize('shape', [(0, 3), (8, 3)], ids=['empty', 'frozen'])
+    def test_what_is_not_averaged_stays_as_it_is(self, name, shape):
+        """Parameters without elements, and frozen ones, may be in the groups of the optimizers."""
+        named = parameters({**SHAPES, 'other.weight': shape})
+        other = named[-1][1].requires_grad_(shape[0] == 0)
+        before = values(named)
+        optimizer = METHODS[name](named)
+        train(optimizer, named, range(5))
+        resume(named, optimizer, {'model': values(named), 'optimizer': optimizer.state_dict()})
+        train(optimizer, named, range(5, 10))
+        assert torch.equal(other, before[-1])
+        assert not any(map(torch.equal, before[:-1], values(named[:-1])))
+
+    @every_method
     def test_a_checkpoint_resumes_bit_for_bit(self, name, stop=5):
         """Within a round, and while a fragment travels."""
 
