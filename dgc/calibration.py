@@ -1,6 +1,7 @@
 """Measures what a composition costs, by processing buckets of several sizes on the run's engine.
 
-A copy of the composition is measured, so that the state of its parts does not change.
+A copy of the composition is measured, without its control, so that the state of its parts does not
+change.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -133,7 +135,9 @@ def near_square(numel: int) -> tuple[int, int]:
 def point(composition: Composition, engine: Engine, spec: BucketSpec, sent: float) -> Point:
     """Measure a bucket: medians over REPEATS steps, combined over the ranks as ``Point`` states."""
     device = spec.device
-    reducer = reducer_of(deepcopy(composition), spec, engine, spec.density)
+    # A control would change the density, and counts decisions by the steps of training.
+    measured = replace(deepcopy(composition), control=None)
+    reducer = reducer_of(measured, spec, engine, spec.density)
     noise = heavy_tailed(spec.numel, engine.rank).to(device)
     steps = [step(reducer, noise) for _ in range(WARMUP + REPEATS)][WARMUP:]
     medians = [statistics.median(column) for column in zip(*steps, strict=True)]

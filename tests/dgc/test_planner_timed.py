@@ -13,6 +13,7 @@ from dgc.bucket_spec import BucketSpec, ParameterSpec
 from dgc.calibration import calibrate_path, sizes
 from dgc.codec import Codec
 from dgc.composition import describe
+from dgc.control import GraVAC, LGreCo
 from dgc.costmodel import Line, Network
 from dgc.exchanges import AllGather, AllReduce
 from dgc.planner import Adaptive, BySize, Merged, MergedGreedily
@@ -216,6 +217,16 @@ class TestCalibration:
             1, lambda engine: calibrate_path(composition, engine, 5000, torch.device('cpu'))
         )
         assert describe(composition) == before
+
+    @pytest.mark.parametrize('control', [LGreCo(every=1), GraVAC(window=1)])
+    def test_a_control_decides_nothing_meanwhile(self, control):
+        composition = dgc.deep_gradient_compression(0.01, control=control)
+
+        def worker(engine):
+            return calibrate_path(composition, engine, 1 << 14, torch.device('cpu'))
+
+        costs = dgc.simulate(2, worker, Network(alpha=2.0, beta=1e-3))[0]
+        assert costs.sparse.exchange == pytest.approx((2.0, 1e-3), rel=1e-2)
 
     def test_uncompressed_training_has_no_sparse_route(self):
         def worker(engine):
