@@ -23,6 +23,9 @@ class OneBitAdam(KeptVarianceAdam):
     the factors of the bias correction stay as they are:  w ← w - lr·m̄ / ((1 - β1^T)·(√v̂ + ε)).
     The memory says which of both it has sent, in the setting ``sends_momentum`` of the groups.
 
+    A parameter whose v is 0 everywhere when v freezes, since no rank has had a gradient for it in
+    the warm-up, follows weight decay alone: its momentum would be divided by ε.
+
     Args:
         lr: Learning rate.
         betas: β1 and β2; β1 must be the composition's.
@@ -70,11 +73,13 @@ class OneBitAdam(KeptVarianceAdam):
             parameter.mul_(1 - group['lr'] * group['weight_decay'])
         # The first moment's correction is that of the last step of the warm-up as well.
         rate = -group['lr'] / (1 - beta1 ** max(state['step'], 1))
-        parameter.addcdiv_(momentum, self._denominator(parameter, group), value=rate)
+        denominator = self._denominator(parameter, group)
+        if denominator is not None:
+            parameter.addcdiv_(momentum, denominator, value=rate)
 
-    def _denominator(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
+    def _denominator(self, parameter: Tensor, group: dict[str, Any]) -> Tensor | None:
         """Return √v̂ + ε, corrected as of the last step of the warm-up; computed once for a frozen
-        v."""
+        v, and None where that is 0 everywhere."""
         state, eps = self.state[parameter], group['eps']
         second: Tensor = state['exp_avg_sq']
 
@@ -84,6 +89,4 @@ class OneBitAdam(KeptVarianceAdam):
 
         if not state['is_frozen']:
             return compute()
-        kept = self._kept(parameter, second, eps, compute)
-        assert kept is not None  # compute() always returns one
-        return kept
+        return self._kept(parameter, second, eps, lambda: compute() if second.any() else None)

@@ -29,7 +29,7 @@ from dgc.exchanges import (
 )
 from dgc.memory import AveragedMomentum, DecoupledMomentum, FirstMoment, NoMemory, Residual
 from dgc.optim import OneBitAdam
-from dgc.planner import BySize, PerTensor
+from dgc.planner import BySize, PerTensor, Whole
 from dgc.saved_state import restore
 from dgc.schedule import DensitySchedule
 from dgc.wiring import comparable
@@ -244,6 +244,22 @@ class TestPhasesOfOneBitAdam:
         steps = {state['step'] for state in optimizer.state.values()}
         assert steps == {2}  # of three steps of the warm-up, one was skipped
         assert all(state['is_frozen'] for state in optimizer.state.values())
+
+    @pytest.mark.parametrize('planner', [None, Whole()])
+    def test_what_had_no_gradient_in_the_warm_up_is_not_divided_by_epsilon(self, planner):
+        """Its first gradient comes later; or it never comes, and what it decodes is a scale."""
+        shapes = {'used': (16, 10), 'late': (16, 10), 'never': (16, 10)}
+        named = parameters(shapes)
+        optimizer = wrap(named, one_bit_adam(freeze_step=3, planner=planner), lr=0.01)
+        before = values(named)
+        for step in range(8):
+            optimizer.zero_grad()
+            of_used = loss(named[:1], 0, step)
+            rest = sum((p * (step > 4)).sum() for _, p in named[1:2]) + (named[2][1] * 0).sum()
+            (of_used + rest).backward()
+            optimizer.step()
+        moved = [float((a - b).abs().max()) for a, b in zip(values(named), before, strict=True)]
+        assert 0.01 < moved[0] < 1 and moved[1:] == [0, 0]
 
     def test_a_frozen_denominator_follows_what_is_loaded_or_written(self):
         """It is kept, since v stays: but for another v, which a checkpoint or a program brings."""
