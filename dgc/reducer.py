@@ -589,7 +589,7 @@ class Reducer:
         if engine.size == 1:
             return unused, {}
         if anywhere is None:
-            flag = torch.tensor([float(ours)], device=device)
+            flag = torch.tensor([float(ours)], dtype=torch.float32, device=device)
             anywhere = bool(engine.all_reduce(flag) > 0)
         if not anywhere:
             return set(), {}

@@ -64,7 +64,8 @@ class GraVAC(Control):
         if not noted:
             return
         sums = [sum(held[name] for held in noted) for name in ('sent', 'all')]
-        sent, everything = engine.all_reduce(torch.tensor(sums, device=buckets[0].device)).tolist()
+        ours = torch.tensor(sums, dtype=torch.float32, device=buckets[0].device)
+        sent, everything = engine.all_reduce(ours).tolist()
         factor = noted[0].get('factor', self.initial)
         if everything:
             factor = factor / self.step if sent >= self.gain * everything else factor * self.step

@@ -81,7 +81,8 @@ class LGreCo(Control):
         if not noted:
             return
         rows = [values(bucket).pop('errors') for bucket in noted]
-        summed = engine.all_reduce(torch.tensor(rows, device=noted[0].device))
+        ours = torch.tensor(rows, dtype=torch.float32, device=noted[0].device)
+        summed = engine.all_reduce(ours)
         errors = summed.double().cpu().numpy()
         size, middle = max(engine.size, 2), self.candidates // 2
         sizes = np.zeros_like(errors)

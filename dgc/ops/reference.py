@@ -103,7 +103,7 @@ def apply(
         gradient: Float32 ``[n]``, in the place of the contributions.
     """
     parameters = [target.parameter.detach() for target in targets]
-    gradients = [torch.zeros(parameter.numel()) for parameter in parameters]
+    gradients = [torch.zeros(parameter.numel(), dtype=torch.float32) for parameter in parameters]
     if gradient is None:
         spread(gradients, contributions, scale)
     else:

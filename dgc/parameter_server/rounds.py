@@ -160,7 +160,9 @@ class Round:
         if session not in self._own:
             if len(self._own) == self._most:
                 self._sum_up(next(iter(self._own)))
-            self._own[session] = Contribution(0, [torch.zeros(n) for n in self._numels])
+            self._own[session] = Contribution(
+                0, [torch.zeros(n, dtype=torch.float32) for n in self._numels]
+            )
         own = self._own[session]
         own.samples += samples
         for flat, part in zip(own.movement, parts, strict=True):
@@ -170,7 +172,9 @@ class Round:
         """Add a learner's contribution to those that are not kept apart."""
         gone = self._own.pop(session)
         if self._others is None:
-            self._others = Contribution(0, [torch.zeros(n) for n in self._numels])
+            self._others = Contribution(
+                0, [torch.zeros(n, dtype=torch.float32) for n in self._numels]
+            )
         self._others.samples += gone.samples
         self._other_learners += 1
         for flat, values in zip(self._others.movement, gone.movement, strict=True):

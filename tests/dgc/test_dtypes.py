@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +19,7 @@ import dgc
 from dgc import ops
 from dgc.algorithms import ALGORITHMS, Kind
 from dgc.calibration import calibrate_path
+from dgc.control import GraVAC, LGreCo
 from dgc.costmodel import Network
 from dgc.engines import LocalEngine
 from dgc.memory import Residual
@@ -40,10 +47,14 @@ def tensors_of(state) -> list[torch.Tensor]:
 
 
 def trained(row) -> list[torch.Tensor]:
+    """``trained_by`` of a row of the table."""
+    return trained_by(replace(row.composition(0.05), planner=BySize()))  # no measurement
+
+
+def trained_by(composition) -> list[torch.Tensor]:
     """Parameters and all state after three steps of two ranks; a float32 model."""
 
     def worker(engine):
-        composition = replace(row.composition(0.05), planner=BySize())  # no measurement
         named = [(name, nn.Parameter(p.detach().clone())) for name, p in MODEL]
         optimizer = wrap(named, composition, engine, momentum=0.0, steps_per_epoch=1)
         for step in range(3):
@@ -80,6 +91,48 @@ def test_the_default_type_changes_no_bit_in_plain_pytorch(other_default):
     other_default()
     with ops.unfused():
         assert all(map(torch.equal, trained(ALGORITHMS['dgc']), expected))
+
+
+WITH_NUMBERS_OF_THEIR_OWN = {
+    'dgc': exact(0.05),
+    'sign': ALGORITHMS['ef-sign-sgd'].composition(0.05),
+    'fp4': ALGORITHMS['sparse-loco'].make(values='fp4'),
+    'l-greco': exact(0.05, control=LGreCo(every=1)),
+    'gravac': exact(0.05, control=GraVAC(window=1)),
+}
+
+
+def digests() -> dict[str, str]:
+    """Of ``trained_by`` each of them."""
+    found = {name: trained_by(parts) for name, parts in WITH_NUMBERS_OF_THEIR_OWN.items()}
+    return {
+        name: hashlib.sha256(b''.join(t.numpy().tobytes() for t in tensors)).hexdigest()
+        for name, tensors in found.items()
+    }
+
+
+@pytest.mark.parametrize('default', ['float64', 'bfloat16'])
+def test_a_default_type_from_before_the_import_changes_no_bit(default):
+    """Numbers that are computed once, at the import or at the first use, took it."""
+    code = f"""
+import json, torch
+torch.set_default_dtype(torch.{default})
+import dgc
+torch.set_default_dtype(torch.float32)
+from test_dtypes import digests
+torch.set_default_dtype(torch.{default})
+print(json.dumps(digests()))
+"""
+    paths = [str(Path(__file__).parent), str(Path(dgc.__file__).parents[1])]
+    done = subprocess.run(
+        [sys.executable, '-c', code],
+        env=os.environ | {'PYTHONPATH': os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not done.returncode, done.stderr
+    assert json.loads(done.stdout) == digests()
 
 
 def test_the_default_type_changes_no_measured_time(other_default):

@@ -39,7 +39,7 @@ class Float4(ValueCoding):
     def __init__(self, name: str, code: int, magnitudes: Sequence[float]) -> None:
         self.name = name
         self.code = code
-        self._magnitudes = torch.tensor(magnitudes)
+        self._magnitudes = torch.tensor(magnitudes, dtype=torch.float32)
         self._between = (self._magnitudes[1:] + self._magnitudes[:-1]) / 2
         self.top = magnitudes[-1]
         self.error = Contraction(8 / 9 - (BLOCK - 1) * (magnitudes[1] / 2 / self.top) ** 2)

@@ -65,7 +65,8 @@ class Sign(ValueCoding):
 @cache
 def signs_of_bytes(device: torch.device) -> Tensor:
     """Return the eight signs that each byte holds, 1 or -1, float32 ``[256, 8]``."""
-    return (unpack(torch.arange(256, dtype=torch.uint8), 1).view(256, 8) * 2.0 - 1).to(device)
+    bits = unpack(torch.arange(256, dtype=torch.uint8), 1).view(256, 8)
+    return bits.to(device, torch.float32) * 2 - 1
 
 
 def blocks(k: int) -> int:
