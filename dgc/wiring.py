@@ -145,6 +145,8 @@ def wire(
     plan = make_plan(parameters, composition, engine, profile)
     shake_hands(engine, {'the division into buckets': comparable(plan.buckets)}, device)
     composition.memory.check_buckets(plan.buckets)
+    compressed = [bucket for bucket in plan.buckets if bucket.schedule is not None]
+    composition.compressor.check_buckets(compressed)
     buckets = allocate(plan.buckets, parameters, composition, engine)
     reducer = Reducer(buckets, composition, engine)
     engine.user = weakref.ref(reducer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -35,6 +36,9 @@ class Compressor(ABC):
     def budget(self, spec: BucketSpec, density: float) -> int:
         """Return the largest number of elements that ``select`` takes from such a bucket."""
         return keep(spec.numel, density)
+
+    def check_buckets(self, buckets: Sequence[BucketSpec]) -> None:
+        """Warn where a division into buckets has elements that are never selected."""
 
     @abstractmethod
     def select(self, corrected: Corrected, density: float) -> Sparse:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
+
 import torch
 
 from dgc.bucket_spec import BucketSpec
@@ -36,6 +39,26 @@ class BlockTopK(Compressor):
     def budget(self, spec: BucketSpec, density: float) -> int:
         """Return the sum of what is selected of each block."""
         return sum(run.number * self.layout.share(self.k, run) for run in self.layout.runs(spec))
+
+    def check_buckets(self, buckets: Sequence[BucketSpec]) -> None:
+        """Warn of blocks that are too short for an element to be selected of them."""
+        for spec in buckets:
+            for run in self.layout.runs(spec):
+                if self.layout.share(self.k, run):
+                    continue
+                end = run.offset + run.numel
+                names = [
+                    member.name
+                    for member in spec.members
+                    if member.offset < end and run.offset < member.offset + member.numel
+                ]
+                warnings.warn(
+                    f'BlockTopK(k={self.k}) sends none of the last {run.numel} elements of a '
+                    f'bucket, which are too short a chunk, so that a part of {", ".join(names)} is '
+                    'not trained: choose a larger k, or a planner whose buckets end elsewhere, '
+                    'such as PerTensor()',
+                    stacklevel=4,
+                )
 
     def select(self, corrected: Corrected, density: float) -> Sparse:
         """Return exactly ``budget`` elements."""

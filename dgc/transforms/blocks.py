@@ -47,7 +47,8 @@ class ChunkLayout(Layout):
     """Chunks of the same size of the whole bucket, wherever its parameters begin.
 
     Of the last chunk, which may be shorter, a proportional part is selected, rounded down, so that
-    all that is selected is spread evenly (``dgc/codec/even.py``).
+    all that is selected is spread evenly (``dgc/codec/even.py``). That may be none: see
+    ``BlockTopK.check_buckets``.
 
     Args:
         size: Elements of a chunk.

@@ -8,7 +8,9 @@ from __future__ import annotations
 import copy
 import io
 import math
+import re
 import threading
+import warnings
 from dataclasses import replace
 from itertools import pairwise
 
@@ -29,6 +31,7 @@ from dgc.codec import Codec
 from dgc.compressors import BlockTopK
 from dgc.corrected import Corrected
 from dgc.handshake import HandshakeError
+from dgc.planner import PerTensor
 from dgc.planner.fragments import strided
 from dgc.saved_state import join_ranks
 from dgc.transforms import ChunkLayout, Tiles
@@ -618,6 +621,20 @@ class TestParts:
                 assert set(picked.nonzero().flatten().tolist()) == set(
                     tile.topk(64).indices.tolist()
                 )
+
+    @pytest.mark.parametrize(
+        ('topk', 'planner', 'never'),
+        [(64, None, 0), (1, None, 3984), (64, PerTensor(), 4)],
+    )
+    def test_a_chunk_of_which_nothing_is_sent_is_told(self, topk, planner, never):
+        named = parameters({'v': (4100,), 'w': (60, 66), 'b': (20,)})
+        make = method('sparse-loco', AVERAGE, parts={'topk': topk, 'planner': planner})
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter('always')
+            make(named, every=1)
+        match = rf'sends none of the last {never} elements .* a part of v is not trained'
+        assert len(found) == bool(never)
+        assert all(re.search(match, str(each.message)) for each in found)
 
     def test_two_bits_are_a_sign_and_one_of_two_means(self):
         values = torch.tensor([1.0, -2.0, 10.0, -14.0])
