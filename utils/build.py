@@ -30,6 +30,7 @@ from utils.checks import build_composition, naming
 from utils.cli import Refused
 from utils.config import Config, ConfigError
 from utils.config.describe import function_of
+from utils.criterion import build_criterion
 from utils.data import TrainShare, Until, collate, evaluation_loader, own_loader, train_loader
 from utils.learning_rate import LearningRate
 from utils.loading import Batches, Loading
@@ -232,7 +233,7 @@ def build(
         loader, share = build_train_loader(configs, datasets, engine.rank, engine.size, device)
         model = build_model(configs, device)
         averaged = None if train.ema is None else AveragedWeights(model, train.ema)
-        criterion = train.criterion.build().to(device)
+        criterion = build_criterion(configs, device)
         averaging: Averaging = train.averaging.build()
         ranks = averaging.ranks_per_step(engine.size)
         check_streams(model, datasets)

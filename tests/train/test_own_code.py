@@ -175,6 +175,50 @@ def test_an_exception_of_ones_own_code_is_a_line_and_its_place(tmp_path, case, s
     assert all(place.startswith((' ', '~', '^')) for place in places)
 
 
+# ---------------------------------------------------------------- a loss of one's own
+
+LOSS = """from torch import nn
+
+configs.train.criterion = Config(nn.CrossEntropyLoss)
+
+
+class Loss(nn.Module):
+    def __init__(self, scale=None):
+        super().__init__()
+        self.scale = None if scale is None else nn.Parameter(torch.tensor(scale))
+
+    def forward(self, outputs, targets):
+        loss = nn.functional.cross_entropy(outputs, targets)
+        RETURN
+
+
+configs.train.criterion = """
+LOSSES = {  # what forward returns, the node, and the line that answers it
+    ('return loss[None]', 'Config(Loss)'): 'configs.train.criterion: Loss returned a tensor [1]; '
+    "return a scalar, such as the mean over the batch (reduction 'mean')",
+    ('return loss, outputs', 'Config(Loss)'): 'configs.train.criterion: Loss returned tuple; '
+    "return a scalar, such as the mean over the batch (reduction 'mean')",
+    ('', "Config(nn.CrossEntropyLoss, reduction='none')"): 'configs.train.criterion: '
+    'CrossEntropyLoss returned a tensor [8]; return a scalar, such as the mean over the batch '
+    "(reduction 'mean')",
+    ('return loss', 'Config(Loss, scale=1.0)'): 'configs.train.criterion: Loss has parameters '
+    '(scale), and only those of configs.model are trained and saved: make them part of the model, '
+    'or set requires_grad = False',
+    ('return loss', 'Config(dict)'): 'configs.train.criterion: it makes a dict, and must make a '
+    'torch.nn.Module that is called with outputs and targets',
+}
+
+
+@pytest.mark.parametrize('size', [1, 2])
+@pytest.mark.parametrize('case', LOSSES)
+def test_a_loss_that_cannot_be_trained_with_is_refused_in_one_line(tmp_path, case, size):
+    returns, node = case
+    done = train(tmp_path, LOSS.replace('RETURN', returns or 'pass') + node, size)
+    assert done.code == 2, done.output
+    (line,) = said(done)
+    assert line.replace('rank 1: ', '').startswith(f'train.py: {LOSSES[case]}')
+
+
 # ---------------------------------------------------------------- a loader of one's own
 
 PLAIN = [

@@ -39,6 +39,7 @@ from utils.checkpoint import CheckpointError, Position
 from utils.checks import build_composition, check_elastic, naming
 from utils.config import Config, ConfigError
 from utils.counting import Made
+from utils.criterion import build_criterion
 from utils.data import Drawn, Seeded, build_datasets, collate
 from utils.files import append_line
 from utils.folder import LOCK, check_writable, claim, prepare_folder, writing
@@ -441,7 +442,7 @@ class Trainer:
             device=device,
             model=model,
             loaders={'train': self._loader, **loaders},  # type: ignore[dict-item]
-            criterion=train.criterion.build().to(device),
+            criterion=build_criterion(configs, device),
             optimizer=self.optimizer,
             rate=build_rate(configs, self.optimizer, len(self.share), 1),
             share=self.share,  # type: ignore[arg-type]

@@ -49,6 +49,7 @@ from utils.build import (
 from utils.checks import build_composition, check_asynchronous
 from utils.cli import Refused
 from utils.config import Config, ConfigError
+from utils.criterion import build_criterion
 from utils.data import Until, build_datasets
 from utils.failures import report
 from utils.log import EMPTY
@@ -268,6 +269,7 @@ def build_worker(
     seed_everything(configs.seed)
     model = build_model(configs, device)
     check_streams(model, datasets)
+    criterion = build_criterion(configs, device)
     optimizer = pushing_of(configs).worker(
         build_optimizer(configs, model, workers=1),
         model,
@@ -283,7 +285,7 @@ def build_worker(
         device=device,
         model=model,
         loaders={'train': Until(loader, lambda: optimizer.finished)},
-        criterion=configs.train.criterion.build().to(device),
+        criterion=criterion,
         optimizer=optimizer,
         rate=build_rate(configs, optimizer, len(loader), workers),
         share=share,
