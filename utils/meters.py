@@ -26,6 +26,15 @@ class MeterError(ValueError):
     """What a model returns cannot be measured by a meter. The message names what to change."""
 
 
+def check_tensor(outputs: object) -> None:
+    """Raise MeterError for a model that returns something else, such as a tuple."""
+    if not isinstance(outputs, Tensor):
+        raise MeterError(
+            'it measures a tensor, and in evaluation the model returns a '
+            f'{type(outputs).__name__}: have it return a tensor, write a meter of your own'
+        )
+
+
 class TopK:
     """Top-k accuracy: percentage of samples whose class is among those with the k highest scores.
 
@@ -45,8 +54,9 @@ class TopK:
 
         Raises:
             MeterError: For tensors that are not these, or no more than k classes, of which the k
-                best are always a hit.
+                best are always a hit, or none.
         """
+        check_tensor(outputs)
         whole = not targets.is_floating_point() and not targets.is_complex()
         if outputs.dim() != 2 or targets.shape != outputs.shape[:1] or not whole:
             raise MeterError(
@@ -54,6 +64,8 @@ class TopK:
                 f'[batch], and the model returns {list(outputs.shape)} for targets '
                 f'{list(targets.shape)} of {targets.dtype}: choose another meter, in a config file'
             )
+        if self.k < 1:
+            raise MeterError(f'top-{self.k} accuracy is always 0 %: set k to 1 or more')
         if self.k >= outputs.shape[1]:
             raise MeterError(
                 f'top-{self.k} accuracy is always 100 % of {outputs.shape[1]} classes: '
@@ -91,6 +103,7 @@ class Likelihood:
         Raises:
             MeterError: For tensors that are not these.
         """
+        check_tensor(outputs)
         whole = not targets.is_floating_point() and not targets.is_complex()
         if outputs.dim() < 2 or targets.shape != outputs.shape[:-1] or not whole:
             raise MeterError(
@@ -154,6 +167,7 @@ class R2:
         Raises:
             MeterError: Where their shapes differ.
         """
+        check_tensor(outputs)
         if outputs.shape != targets.shape:
             raise MeterError(
                 f'R² compares outputs and targets of one shape, and the model returns '
@@ -202,6 +216,7 @@ class ErrorRate(ABC):
         Raises:
             MeterError: For tensors that are not these.
         """
+        check_tensor(outputs)
         classes = 1 + len(self.letters)
         if outputs.dim() != 3 or outputs.shape[-1] != classes or targets.dim() != 2:
             raise MeterError(

@@ -89,6 +89,19 @@ def test_a_meter_that_cannot_apply_is_refused(outputs, targets, message):
         TopK(5).update(outputs, targets)
 
 
+@pytest.mark.parametrize('k', [0, -1])
+def test_no_class_that_is_a_hit_is_refused(k):
+    with pytest.raises(MeterError, match=f'top-{k} accuracy is always 0 %: set k to 1 or more'):
+        TopK(k).update(torch.ones(2, 9), torch.ones(2, dtype=torch.long))
+
+
+@pytest.mark.parametrize('kind', [TopK, CrossEntropy, Perplexity, R2, WordErrorRate])
+@pytest.mark.parametrize('outputs', [(torch.ones(2, 9), None), {'logits': torch.ones(2, 9)}])
+def test_a_model_that_returns_no_tensor_is_refused(kind, outputs):
+    with pytest.raises(MeterError, match=f'the model returns a {type(outputs).__name__}: have it'):
+        kind().update(outputs, torch.ones(2, dtype=torch.long))
+
+
 # ---------------------------------------------------------------- likelihoods
 
 
