@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -47,6 +48,7 @@ COUNTED_IN_EPOCHS = (
     *('T_max', 'T_0', 'milestones', 'step_size', 'step_size_up', 'step_size_down'),
     *('total_iters', 'total_steps'),
 )
+IN_PARTS = ('T_max', 'step_size_up', 'step_size_down')  # of which torch takes any above 0
 # Those that are learning rates; configurations give that of one worker, as of the optimizer.
 RATES = ('eta_min', 'base_lr', 'max_lr')
 
@@ -360,9 +362,31 @@ def build_scheduler(
     converted: dict[str, Any] = {}
     for name in given.keys() & RATES:
         converted[name] = each(given[name], lambda rate: rate * scale)
-    for name in given.keys() & COUNTED_IN_EPOCHS if not per_epoch else ():
-        converted[name] = each(given[name], lambda epochs: round(epochs * steps_per_epoch))
-    return node.build(optimizer, **converted)
+    for name in given.keys() & COUNTED_IN_EPOCHS:
+        count = partial(calls, node, name, None if per_epoch else steps_per_epoch)
+        converted[name] = each(given[name], count)
+    with naming(node):
+        return node.build(optimizer, **converted)
+
+
+def calls(node: Config, name: str, steps: int | None, epochs: Any) -> int | float:
+    """A number of epochs as one of calls of a scheduler: ``steps`` in an epoch, or None for one.
+
+    Raises:
+        ConfigError: For a number with which torch would divide by zero in a later epoch, or wait
+            for a call that never comes.
+    """
+    least = 0 if name == 'milestones' else 1
+    if isinstance(epochs, int | float) and math.isfinite(epochs):
+        number = epochs if steps is None else round(epochs * steps)
+        if (number >= least and number % 1 == 0) or (number > 0 and name in IN_PARTS):
+            return number
+    parts = '; parts of epochs need configs.train.schedule_lr_per_epoch False'
+    raise ConfigError(
+        f'{node._path()}.{name} = {node[name]!r}: it is in epochs after the warm-up, and must be '
+        f'whole {"epochs" if steps is None else "steps"}, from {least} on'
+        f'{parts if steps is None else ""}'
+    )
 
 
 def each(value: Any, function: Callable[[Any], Any]) -> Any:

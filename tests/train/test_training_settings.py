@@ -4,6 +4,7 @@ cannot."""
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from pathlib import Path
 
@@ -400,6 +401,39 @@ def test_parts_of_epochs_are_counted_in_steps():
     options = {'milestones': [1.5, 3.26], 'gamma': 0.5}
     found = rates_of(schedules.MultiStepLR, False, 1, options)
     assert found == [found[0]] * 15 + [found[0] / 2] * 18 + [found[0] / 4] * 27
+
+
+@pytest.mark.parametrize(
+    ('scheduler', 'options', 'per_epoch'),
+    [
+        (schedules.StepLR, {'step_size': 0}, True),  # divided by zero after the first epoch
+        (schedules.StepLR, {'step_size': 2.5}, True),  # at epochs 5, 10, …
+        (schedules.StepLR, {'step_size': 0.01}, False),
+        (schedules.MultiStepLR, {'milestones': [1.5, 3]}, True),  # 1.5 never came
+        (schedules.MultiStepLR, {'milestones': [-10, 20]}, True),
+        (schedules.MultiStepLR, {'milestones': ['1']}, False),
+        (schedules.CosineAnnealingLR, {'T_max': 0}, True),
+        (schedules.CosineAnnealingLR, {'T_max': 0.01}, False),
+        (schedules.ConstantLR, {'total_iters': 0}, True),  # stayed at its first rate
+        (schedules.LinearLR, {'total_iters': 2.5}, True),
+        (schedules.CyclicLR, {'base_lr': 0.1, 'max_lr': 1.0, 'step_size_up': 0}, True),
+    ],
+)
+def test_epochs_that_a_scheduler_cannot_count_are_refused(scheduler, options, per_epoch):
+    name = list(options)[-1]
+    value = re.escape(repr(options[name]))
+    with pytest.raises(ConfigError, match=f'^configs.train.scheduler.{name} = {value}: it is in'):
+        rates_of(scheduler, per_epoch, 1, options)
+
+
+def test_a_scheduler_without_a_setting_that_it_needs_is_named():
+    with pytest.raises(ConfigError, match=r'^configs\.train\.scheduler: .*step_size'):
+        rates_of(schedules.StepLR, True, 1, {})
+
+
+def test_a_cosine_of_parts_of_epochs_is_kept():
+    found = rates_of(schedules.CosineAnnealingLR, True, 1, {'T_max': 2.5})
+    assert found[20] == pytest.approx(found[0] * (1 + math.cos(math.pi * 2 / 2.5)) / 2)
 
 
 def test_a_scheduler_that_follows_a_metric_is_refused():
