@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ LEAST = {
     'train.warmup_lr_epochs': 0,
 }
 
+MAX_SEED = 2**53  # with which no epoch's seed exceeds the 64 bits of torch
+
 # Those for which None stands for a number that is found out.
 FOUND_OUT = ('data.num_threads_per_worker', 'data.num_workers')
 
@@ -42,6 +45,7 @@ STEPS = ('train.num_steps',)
 TRACE = ('log.trace_steps',)
 LOGGED = ('log.histogram_steps', 'log.selection_steps', *TRACE)
 
+LIMITS = ('max_norm', 'clip_value')  # of torch's functions that clip gradients
 AXES = ('samples', 'steps')  # that TensorBoard's Step may count
 MIN_MINUTES = 0.001  # between checkpoints
 
@@ -72,6 +76,8 @@ def check_settings(configs: Config) -> None:
             f'configs.seed = {configs.seed!r}: a run needs a number, by which its ranks agree on '
             'the order of the data; give each run another one where it should differ'
         )
+    if abs(configs.seed) > MAX_SEED:
+        raise ConfigError(f'configs.seed = {configs.seed}: choose from {-MAX_SEED} to {MAX_SEED}')
     optimizer = configs.train.optimizer
     if 'lr' in optimizer:
         check_number('configs.train.optimizer.lr', optimizer.lr, 0, float)
@@ -108,7 +114,7 @@ def check_training(configs: Config) -> None:
         if not 0 < train.ema < 1:
             raise ConfigError(f'configs.train.ema = {train.ema}: it is above 0 and below 1')
     if train.clip_mean is not None:
-        check_node('configs.train.clip_mean', train.clip_mean)
+        check_clipping(train.clip_mean)
     if train.compile is not None and train.compile not in torch.compiler.list_backends(()):
         known = ', '.join(torch.compiler.list_backends(()))
         raise ConfigError(f'configs.train.compile = {train.compile!r}: this torch has {known}')
@@ -120,6 +126,17 @@ def check_training(configs: Config) -> None:
     averaging = function_name(train.averaging)
     if averaging != EveryStep.__name__:
         check_none(configs, MEAN, f'{averaging}, whose ranks hold parameters of their own')
+
+
+def check_clipping(node: Any) -> None:
+    """Raise ConfigError for a clipping of the mean that cannot be called, or whose limit turns
+    gradients round."""
+    check_node('configs.train.clip_mean', node)
+    for name in LIMITS:
+        if name in node and isinstance(node[name], int | float) and not node[name] > 0:
+            raise ConfigError(f'{node._path()}.{name} must be above 0, got {node[name]}')
+    with naming(node), suppress(ValueError):  # of a function in C, which has no signature
+        inspect.signature(function_of(node) or dict).bind((), **dict(node.items()))
 
 
 def check_data(settings: Config) -> None:

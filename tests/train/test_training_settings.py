@@ -12,6 +12,7 @@ import pytest
 import torch
 from launching import SIMULATED, Run, assert_same, here
 from torch import nn
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import lr_scheduler as schedules
 
 from dgc.memory import Residual
@@ -82,6 +83,21 @@ class TestClipping:
         done = train(tmp_path, files=files, code=2).done
         assert 'configs.train.clip_mean = clip_grad_norm_' in done.output
         assert 'configs/clip/mean_norm.py' in done.output
+
+    @pytest.mark.parametrize(
+        ('function', 'options', 'message'),
+        [
+            (clip_grad_norm_, {'max_norm': -1.0}, r'\.max_norm must be above 0, got -1.0'),
+            (clip_grad_norm_, {'max_norm': 0}, r'\.max_norm must be above 0, got 0'),
+            (clip_grad_value_, {'clip_value': -0.1}, r'\.clip_value must be above 0, got -0.1'),
+            (clip_grad_norm_, {}, ".*'max_norm'"),
+        ],
+    )
+    def test_a_limit_that_turns_gradients_round_or_is_missing(self, function, options, message):
+        configs = loaded(*DENSE)
+        configs.train.clip_mean = Config(function, **options)
+        with pytest.raises(ConfigError, match=rf'^configs\.train\.clip_mean{message}'):
+            check_settings(configs)
 
     @pytest.mark.parametrize('name', ['local_norm', 'local_value'])
     def test_ranks_clip_before_the_exchange(self, name):
@@ -439,6 +455,12 @@ def test_a_cosine_of_parts_of_epochs_is_kept():
 def test_a_scheduler_that_follows_a_metric_is_refused():
     with pytest.raises(ConfigError, match='ReduceLROnPlateau follows a metric'):
         rates_of(schedules.ReduceLROnPlateau, True, 1, {})
+
+
+@pytest.mark.parametrize('seed', [2**70, -(2**64)])
+def test_a_seed_that_torch_cannot_take_is_named(seed):
+    with pytest.raises(ConfigError, match=rf'^configs\.seed = {seed}: choose from '):
+        loaded(*DENSE, overrides=['--configs.seed', str(seed)])
 
 
 LONG = 0.9999
