@@ -38,13 +38,17 @@ class Magnitudes:
         is_first = parts.engine.rank == 0 and not isinstance(parts.optimizer, WorkerOptimizer)
         self._period = period if is_first else None
         self._selected: list[Tensor] = []
-        # Buckets are processed from the backward pass on, so that this is known before it.
-        self._notes = self._is_due(first)
+        self.before_step(first)
         if self._period is not None and not isinstance(parts.optimizer, WorkerOptimizer):
             parts.optimizer.reducer.watchers['magnitudes'] = self._note
 
     def _is_due(self, step: int) -> bool:
         return self._period is not None and step % self._period == 0
+
+    def before_step(self, step: int) -> None:
+        """Keep the messages of the next step, ``step``, if it is due. Called before its backward
+        pass, since buckets are processed from there on."""
+        self._notes = self._is_due(step)
 
     def before_exchange(self, step: int) -> None:
         """Draw the gradients of optimizer step ``step``, counted from 0."""
@@ -64,7 +68,7 @@ class Magnitudes:
             self._draw('selected', self._selected, step)
             self._draw('residual', [each[name] for each in buffers if name in each], step)
             self._selected = []
-        self._notes = self._is_due(step + 1)
+        self.before_step(step + 1)
 
     def _note(self, bucket: Bucket, selected: Sparse) -> None:
         """Keep a copy of a message. Called on the engine's thread."""

@@ -278,8 +278,7 @@ class EpochMeters:
         """Leave out steps that another number of ranks made, whose losses are not known here."""
         self.step = steps
         self.losses.skip(steps)
-        self._selection.before_step(self._first + steps)
-        self._trace.before_step(self._first + steps)
+        self._before_step()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from ``state_dict()`` of the same epoch."""
@@ -288,8 +287,13 @@ class EpochMeters:
         self.phases.load_state_dict(state['phases'])
         self.losses.load_state_dict(state['losses'])
         self._selection.load_state_dict(state.get('selection', {}))
-        self._selection.before_step(self._first + self.step)
-        self._trace.before_step(self._first + self.step)
+        self._before_step()
+
+    def _before_step(self) -> None:
+        """Measure the next step, if it is due: the epoch is continued within."""
+        step = self._first + self.step
+        for each in (self._magnitudes, self._selection, self._trace):
+            each.before_step(step)
 
 
 class EpochHooks:

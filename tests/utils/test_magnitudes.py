@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 from event_files import events
 
 import dgc
 from utils.curves import Curves
 from utils.magnitudes import Magnitudes, log_magnitudes
+from utils.progress import EpochMeters
 
 
 class Drawn:
@@ -21,9 +23,12 @@ class Drawn:
     def histogram(self, name: str, values: torch.Tensor, step: int) -> None:
         self.found[name.rpartition('/')[2], step] = values
 
+    def place(self, step: int) -> int:
+        return step
 
-def train(period: int | None, steps: int = 5) -> tuple[Drawn, list[torch.Tensor]]:
-    """Five steps of a matrix of 20 × 20 elements at a density of 1 %; returns the gradients too."""
+
+def build() -> tuple[torch.nn.Module, dgc.DistributedOptimizer]:
+    """A matrix of 20 × 20 elements, and its optimizer at a density of 1 %."""
     torch.manual_seed(0)
     model = torch.nn.Linear(20, 20, bias=False)
     optimizer = dgc.DistributedOptimizer(
@@ -32,6 +37,12 @@ def train(period: int | None, steps: int = 5) -> tuple[Drawn, list[torch.Tensor]
         dgc.deep_gradient_compression(0.01),
         dgc.create('local'),
     )
+    return model, optimizer
+
+
+def train(period: int | None, steps: int = 5) -> tuple[Drawn, list[torch.Tensor]]:
+    """Five steps; returns the gradients too."""
+    model, optimizer = build()
     log, gradients = Drawn(), []
     parts = SimpleNamespace(optimizer=optimizer, model=model, engine=SimpleNamespace(rank=0))
     magnitudes = Magnitudes(parts, log, period, first=0)
@@ -54,6 +65,41 @@ def test_gradient_selection_and_residual_are_drawn_every_so_many_steps():
     assert torch.equal(drawn, log_magnitudes(gradients[2]).sort().values)
     assert len(log.found['selected', 2]) == 4  # 1 % of 400
     assert len(log.found['residual', 2]) == 396
+
+
+def resumed(step: int, skips: bool) -> Drawn:
+    """The steps from ``step`` to 4 of an epoch that is continued there."""
+    model, optimizer = build()
+    parts = SimpleNamespace(
+        optimizer=optimizer,
+        engine=dgc.create('local'),
+        device=torch.device('cpu'),
+        loaders={'train': range(5)},
+        samples_per_step=4,
+    )
+    settings = SimpleNamespace(histogram_steps=2, selection_steps=None, trace_steps=None)
+    log = Drawn()
+    earlier, meters = (EpochMeters(parts, log, 0, settings) for _ in range(2))
+    if skips:
+        meters.skip(step)
+    else:
+        meters.load_state_dict({**earlier.state_dict(), 'step': step})
+    for _ in range(step, 5):
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 20)).square().sum()
+        loss.backward()
+        meters.before_exchange()
+        optimizer.step()
+        meters.add(loss.detach())
+    return log
+
+
+@pytest.mark.parametrize('skips', [False, True])
+@pytest.mark.parametrize('step', [0, 1, 2])
+def test_an_epoch_that_is_continued_draws_the_messages_of_its_own_steps(step, skips):
+    log = resumed(step, skips)
+    drawn = {at: len(values) for (name, at), values in log.found.items() if name == 'selected'}
+    assert drawn == {at: 4 for at in (0, 2, 4) if at >= step}  # 1 % of 400
 
 
 def test_nothing_is_drawn_unless_it_is_asked_for():
