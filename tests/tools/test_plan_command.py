@@ -18,6 +18,9 @@ from tools.plan import check, report, run
 from tools.plan.compositions import comparison
 from tools.plan.measure import Bench
 from tools.plan.report import Prediction
+from tools.plan.subject import Subject
+from utils.cli import DECLARATIONS, Refused
+from utils.config import load
 
 STACK = ['--configs', 'configs/digits/cnn.py']
 
@@ -29,6 +32,34 @@ CELLS = [
     Prediction('10gbit', 4, 'yours', 99.0, 0.8),
     Prediction('10gbit', 16, 'dense', 95.0, 0.9),
 ]
+
+
+def subject_of(*words: str) -> Subject:
+    """What a command line trains."""
+    subject, _ = run.stack(load([*STACK[1:]], words, (), DECLARATIONS))
+    return subject
+
+
+class TestStack:
+    def test_the_model_and_the_optimizer_are_those_of_train_py(self):
+        """docs/planner.md: one measured step of the stack."""
+        words = ('--configs.data.channels_last', 'True', '--configs.train.compile', 'eager')
+        model = subject_of(*words).model
+        assert model.conv2.weight.is_contiguous(memory_format=torch.channels_last)
+        assert model._compiled_call_impl is not None
+
+    @pytest.mark.parametrize(
+        ('words', 'message'),
+        [
+            (['--configs.train.precision', 'bf61'], "precision = 'bf61'"),
+            (['--configs.train.batch_size', '0'], 'batch_size must be at least 1, got 0'),
+            (['--configs.train.recompute', 'True'], 'DigitsCNN has no method'),
+            (['--configs.pretrained.file', '/nowhere/x'], 'there is no such file'),
+        ],
+    )
+    def test_settings_that_train_py_refuses_are_refused(self, words, message):
+        with pytest.raises(Refused, match=message):
+            subject_of(*words)
 
 
 class TestReport:

@@ -25,6 +25,7 @@ from tools.plan.predict import Measured, Setting, predict
 from tools.plan.report import Prediction
 from tools.plan.rounds import rounds_of
 from tools.plan.subject import Subject, of_stack, of_workload
+from utils.checks import check_settings
 from utils.cli import Refused
 from utils.config import Config, ConfigError
 
@@ -61,6 +62,7 @@ def run(arguments: argparse.Namespace, configs: Config | None) -> None:
 def stack(configs: Config) -> tuple[Subject, Comparison]:
     """What a configuration trains, and what its composition is compared with. Raises Refused."""
     try:
+        check_settings(configs)
         if not isinstance(configs.train.compression.build(), Composition):
             raise ValueError('asynchronous training is not predicted: leave out configs/dgs/')
         rounds = rounds_of(configs.train.averaging.build())

@@ -14,8 +14,15 @@ from dgc import DGCSGD, Composition
 from dgc.planner import Plan, PlanRequest
 from dgc.wiring import spec_of, trained
 from tools.harness.workloads import WORKLOADS, loss, make_batches, make_model, sgd_for
-from utils.build import build_train_loader, parameter_groups, threads
+from utils.build import (
+    build_model,
+    build_optimizer,
+    build_train_loader,
+    parameter_groups,
+    threads,
+)
 from utils.config import Config
+from utils.criterion import build_criterion
 from utils.data import build_datasets
 from utils.seeding import seed_everything
 from utils.timing import closure
@@ -52,12 +59,12 @@ def of_stack(configs: Config) -> Subject:
     seed_everything(configs.seed)
     loader, _ = build_train_loader(configs, build_datasets(configs), 0, 1, CPU)
     batches = itertools.cycle(list(itertools.islice(loader, BATCHES)))
-    model = configs.model.build().train()
-    criterion, train = configs.train.criterion.build(), configs.train
+    model, criterion = build_model(configs, CPU).train(), build_criterion(configs, CPU)
+    train = configs.train
 
     def optimizer(composition: Composition) -> Optimizer:
         groups = parameter_groups(model, train.optimize_bn_separately)
-        configured = train.optimizer.build(groups)
+        configured = build_optimizer(configs, model, workers=1)
         if composition.memory.holds_momentum and type(configured) is SGD:
             return train.optimizer.using(DGCSGD).build(groups)
         if not composition.memory.holds_momentum and isinstance(configured, DGCSGD):
