@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -340,10 +341,10 @@ def where_to_look(folder: Path) -> dict[str, str]:
     Args:
         folder: The run folder, as rank 0 sees it.
     """
-    model = best_model(folder)
+    model, runs = best_model(folder), shlex.quote(str(folder.parent))
     return {
-        'report': f'python -m tools.report {folder.parent}',
-        'curves': f'tensorboard --logdir {folder.parent}  (pip install tensorboard)',
+        'report': f'python -m tools.report {runs}',
+        'curves': f'tensorboard --logdir {runs}  (pip install tensorboard)',
         **({} if model is None else {'best model': str(model)}),
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ from utils.curves import Curves
 from utils.files import WriteError, replacing
 from utils.lines import untimed
 from utils.log import Metrics, RunLog, environment
-from utils.progress import bytes_row, closing_table
+from utils.progress import bytes_row, closing_table, where_to_look
 
 
 def parts(rank: int = 0) -> SimpleNamespace:
@@ -137,6 +138,13 @@ def test_a_damaged_line_of_metrics_is_skipped_with_a_warning(tmp_path, caplog, l
     assert f'{path}: line 2 is damaged' in caplog.text
     write(tmp_path, range(2, 3), 2)
     assert epochs(tmp_path) == [0, 1, 2]
+
+
+def test_the_commands_of_a_closing_table_can_be_pasted_into_a_shell(tmp_path):
+    runs = tmp_path / "Ada's runs (old)"
+    rows = where_to_look(runs / 'run')
+    assert shlex.split(rows['report']) == ['python', '-m', 'tools.report', str(runs)]
+    assert shlex.split(rows['curves'])[:3] == ['tensorboard', '--logdir', str(runs)]
 
 
 def test_the_closing_table_names_the_report_and_the_best_model(tmp_path, capsys):
