@@ -194,13 +194,21 @@ class Loss(nn.Module):
 
 configs.train.criterion = """
 LOSSES = {  # what forward returns, the node, and the line that answers it
-    ('return loss[None]', 'Config(Loss)'): 'configs.train.criterion: Loss returned a tensor [1]; '
+    ('return loss[None]', 'Config(Loss)'): 'configs.train.criterion: Loss returned float32 [1]; '
     "return a scalar, such as the mean over the batch (reduction 'mean')",
-    ('return loss, outputs', 'Config(Loss)'): 'configs.train.criterion: Loss returned tuple; '
+    ('return loss, outputs', 'Config(Loss)'): 'configs.train.criterion: Loss returned a tuple; '
     "return a scalar, such as the mean over the batch (reduction 'mean')",
     ('', "Config(nn.CrossEntropyLoss, reduction='none')"): 'configs.train.criterion: '
-    'CrossEntropyLoss returned a tensor [8]; return a scalar, such as the mean over the batch '
+    'CrossEntropyLoss returned float32 [8]; return a scalar, such as the mean over the batch '
     "(reduction 'mean')",
+    ('', 'Config(nn.CrossEntropyLoss, label_smoothing=2)'): 'configs.train.criterion: '
+    'CrossEntropyLoss refuses outputs: float32 [8, 10]; targets: int64 [8] from ',
+    ('', 'Config(nn.MSELoss)'): 'configs.train.criterion: MSELoss refuses outputs: float32 '
+    '[8, 10]; targets: int64 [8] from ',
+    ('', 'Config(nn.CrossEntropyLoss)\nSOUND = TensorDataset(IMAGES, torch.arange(40) + 10)'): (
+        'configs.train.criterion: CrossEntropyLoss refuses outputs: float32 [8, 10]; targets: '
+        'int64 [8] from '
+    ),
     ('return loss', 'Config(Loss, scale=1.0)'): 'configs.train.criterion: Loss has parameters '
     '(scale), and only those of configs.model are trained and saved: make them part of the model, '
     'or set requires_grad = False',
