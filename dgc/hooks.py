@@ -440,6 +440,8 @@ class CompressionState:
     def _before_step(self, optimizer: Optimizer) -> None:
         """Note a step of an optimizer; check its settings at the first one."""
         is_new = optimizer not in self._kinds
+        if is_new and self._is_part(optimizer):
+            return
         if is_new and not self._places.keys().isdisjoint(groups_of(optimizer)):
             self._check(optimizer)
             self._check_late(optimizer)
@@ -451,6 +453,14 @@ class CompressionState:
         if self._kinds.setdefault(optimizer, False):
             check_present_momentum(optimizer, self.composition)
             self._has_stepped = self._stepped = True
+
+    def _is_part(self, optimizer: Optimizer) -> bool:
+        """Return whether an optimizer steps for a known one, whose groups it has.
+
+        MuonAndAdamW makes two such optimizers in each step.
+        """
+        known = {id(group) for each in self._optimizers for group in each.param_groups}
+        return all(id(group) in known for group in optimizer.param_groups)
 
     def _check(self, optimizer: Optimizer) -> None:
         """Raise ValueError for an optimizer that this hook, or its composition, cannot serve."""

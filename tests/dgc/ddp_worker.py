@@ -177,6 +177,28 @@ def momentum_after_loading() -> float:
     return hook.reducer.buckets[0].momentum
 
 
+class Outer(torch.optim.SGD):
+    """Steps by a new optimizer over its own groups, as MuonAndAdamW does."""
+
+    def step(self, closure: None = None) -> None:
+        torch.optim.SGD(self.param_groups).step()
+
+
+def optimizers_of_optimizers(is_known: bool) -> int:
+    """The optimizers that a hook knows after some steps."""
+    net = network()
+    optimizer = Outer(net.parameters(), lr=0.05)
+    composition = dgc.deep_gradient_compression(0.02, memory=Residual())
+    state = CompressionState(composition, optimizer if is_known else ())
+    model = DistributedDataParallel(net)
+    registered(model, state)
+    for number in range(4):
+        optimizer.zero_grad()
+        step(model, number)
+        optimizer.step()
+    return len(state._optimizers)
+
+
 def refusal() -> str:
     """The error for a parameter that the optimizer does not update."""
     net = nn.Linear(6, 4)
@@ -734,6 +756,8 @@ CASES = {
     },
     'empty': with_an_empty_parameter,
     'momentum': momentum_after_loading,
+    'optimizers of a known one': lambda: optimizers_of_optimizers(True),
+    'optimizers of an unknown one': lambda: optimizers_of_optimizers(False),
     'refusal': refusal,
     'state': lambda: with_state(6, sparse),
     'state, uncompressed': lambda: with_state(6, uncompressed),

@@ -78,6 +78,12 @@ def test_the_memory_goes_by_the_groups_that_the_optimizer_has_now(ranks):
     assert ranks('momentum') == [0.5, 0.5]
 
 
+@pytest.mark.parametrize('which', ['a known', 'an unknown'])
+def test_what_an_optimizer_steps_by_is_not_kept(ranks, which):
+    """MuonAndAdamW makes two optimizers in each step, which the hook kept and looked through."""
+    assert ranks(f'optimizers of {which} one') == [1, 1]
+
+
 def test_a_parameter_that_the_optimizer_does_not_update_is_refused_by_name(ranks):
     assert ranks('refusal')[0].startswith('the model trains bias, which the optimizer does not')
 
