@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -119,8 +120,9 @@ class DensitySchedule:
     @property
     def is_uncompressed(self) -> bool:
         """Whether no step is ever compressed."""
-        warms_up = self.warmup_epochs > 0 and isinstance(self.warmup_coeff, Sequence)
-        return self.density is None and not warms_up
+        ramp = self.warmup_coeff if isinstance(self.warmup_coeff, Sequence) else ()
+        stages = ramp[: math.ceil(self.warmup_epochs)]
+        return self.density is None and all(stage >= 1 for stage in stages)
 
     def towards(self, density: float | None) -> DensitySchedule:
         """Return the same warm-up with another final density.

@@ -58,6 +58,19 @@ def test_none_is_uncompressed_from_the_first_step():
     assert not DensitySchedule(0.1).is_uncompressed
 
 
+@pytest.mark.parametrize(
+    ('schedule', 'always'),
+    [
+        (DensitySchedule(None, 2, [1.0, 2]), True),
+        (DensitySchedule(None, 2, [1.0, 1.0, 0.1]), True),  # a stage more than there are
+        (DensitySchedule(None, 2, [1.0, 0.1]), False),
+        (DensitySchedule(0.1, 2, [1.0, 0.1]).towards(None), True),
+    ],
+)
+def test_stages_without_compression_are_uncompressed(schedule, always):
+    assert schedule.is_uncompressed == always == (set(by_epoch(schedule, 5)) == {None})
+
+
 @pytest.mark.parametrize('coeff', [1.0, 2, [1.0, 3.0]])
 def test_a_warm_up_of_1_or_more_is_uncompressed(coeff):
     assert by_epoch(DensitySchedule(0.1, 2, coeff), 4) == [None, None, 0.1, 0.1]

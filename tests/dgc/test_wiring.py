@@ -30,6 +30,7 @@ from dgc.exchanges import (
 from dgc.memory import AveragedMomentum, DecoupledMomentum, FirstMoment, NoMemory, Residual
 from dgc.optim import OneBitAdam
 from dgc.planner import BySize, PerTensor, Whole
+from dgc.rules import LayerRules
 from dgc.saved_state import restore
 from dgc.schedule import DensitySchedule
 from dgc.wiring import comparable
@@ -158,8 +159,11 @@ class TestPartsThatDoNotFit:
         with pytest.raises(ValueError, match='leaves its momentum to a memory'):
             dgc.LocalSteps(inner(moved), torch.optim.SGD(moved, 0.7), named)
 
-    def test_one_bit_adam_with_a_parameter_that_is_never_compressed(self):
-        composition = replace(one_bit_adam(), rules=dgc.LayerRules())
+    @pytest.mark.parametrize(
+        'rules', [LayerRules(), LayerRules(min_dims=0, ratios={'scale': 1, 'bias': 1})]
+    )
+    def test_one_bit_adam_with_a_parameter_that_is_never_compressed(self, rules):
+        composition = replace(one_bit_adam(), rules=rules)
         with pytest.raises(ValueError, match=r'scale, bias would never be compressed'):
             wrap(parameters(), composition)
 
