@@ -164,18 +164,21 @@ WORKLOADS: dict[str, Workload] = {
         having=UNMASKED,
     ),
     'vgg16': Workload(
-        'VGG-16 in bfloat16 on the first 4,000 training images of CIFAR-10, 6 epochs',
+        'VGG-16 in bfloat16 on the first 4,000 training images of CIFAR-10, 12 epochs',
         ('configs/cifar/vgg16.py',),
         settings={
             **CIFAR,
             'dataset.num_train': 4_000,
             'dataset.num_test': 5_000,
-            'train.num_epochs': 6,
+            'train.num_epochs': 12,
             'train.optimizer.lr': 0.005,
             'train.precision': 'bf16',  # takes three quarters of the time
         },
-        compressed={**PACKED, 'train.compression.warmup_epochs': 4},
+        # In 6 epochs with a warm-up of 4, too few elements are sent: DGC is 3 points behind.
+        compressed={**PACKED, 'train.compression.warmup_epochs': 6},
         having=UNMASKED,
+        # Updates are three versions late. With 0.9, asynchronous training diverges, also dense.
+        rows={'dgs': {'train.optimizer.momentum': 0.3}},
     ),
     'ptb': Workload(
         "the paper's small LSTM on the validation text of Penn Treebank, 6 epochs",
