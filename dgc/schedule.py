@@ -106,7 +106,7 @@ class DensitySchedule:
 
     def at(self, step: int, steps_per_epoch: int) -> float | None:
         """Return the density of optimizer step ``step``, counted from 0; None for uncompressed."""
-        stage = step if self.warmup_steps else step // (self.stage_steps or steps_per_epoch)
+        stage = step if self.warmup_steps else int(step // (self.stage_steps or steps_per_epoch))
         stages = self.warmup_steps or self.warmup_epochs
         if stage >= stages:
             return self.density

@@ -101,6 +101,16 @@ def test_the_published_ratio_is_a_density_or_its_inverse(compress_ratio, density
     assert density_of(compress_ratio) == density
 
 
+@pytest.mark.parametrize(
+    ('stage_steps', 'epoch'), [(2.5, 100), (None, 2.5)], ids=['stages', 'epochs']
+)
+def test_a_stage_may_end_within_a_step(stage_steps, epoch):
+    """As of an epoch with a part of a step, by division."""
+    schedule = DensitySchedule(0.001, 3, [0.25, 0.063, 0.015], stage_steps=stage_steps)
+    found = [schedule.at(step, epoch) for step in range(9)]
+    assert found == [0.25] * 3 + [0.063] * 2 + [0.015] * 3 + [0.001]
+
+
 def test_stages_may_be_counted_in_steps_whatever_an_epoch_is():
     schedule = DensitySchedule(0.01, 2, [0.5, 0.1], stage_steps=3)
     for steps_per_epoch in (1, 1000):
