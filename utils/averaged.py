@@ -47,9 +47,14 @@ class AveragedWeights:
         module: nn.Module = self._averaged.module
         return module
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no step has been taken: there is nothing to go on from yet."""
+        return bool(self._averaged.n_averaged == 0)
+
     def update(self, model: nn.Module) -> None:
         """Add the weights after a step."""
-        is_first = self._averaged.n_averaged == 0
+        is_first = self.is_empty
         self._averaged.update_parameters(model)
         pairs = zip(all_tensors(self.model), all_tensors(model), self._copied, strict=True)
         for average, value, is_copied in pairs:

@@ -146,12 +146,13 @@ class Parts(Evaluated):
     def state_dict(self) -> dict[str, Any]:
         """Everything that this worker needs to continue, beside how far it is."""
         plan = getattr(self.optimizer, 'plan', None)  # which a parameter server's worker lacks
+        averaged = self.averaged
         return {
             'model': self.model.state_dict(),
             'optimizer': self.optimizer.state_dict(),
             'rate_factor': self.rate.factor,
             **({'plan': json.dumps(Plan(plan.buckets).to_json())} if plan else {}),
-            **({'ema': self.averaged.state_dict()} if self.averaged else {}),
+            **({'ema': averaged.state_dict()} if averaged and not averaged.is_empty else {}),
         }
 
     def resume(self, saved: Saved) -> Position:

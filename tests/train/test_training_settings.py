@@ -210,6 +210,23 @@ def dropping_out(file: Path) -> Path:
     return file
 
 
+def infinite_at_first(file: Path) -> Path:
+    """A config file with a loss that is infinite, until its factor is set."""
+    file.write_text(
+        'import math\n'
+        'from torch import nn\n'
+        'from utils.config import Config, configs\n'
+        'class Scaled(nn.CrossEntropyLoss):\n'
+        '    def __init__(self, factor):\n'
+        '        super().__init__()\n'
+        '        self.factor = factor\n'
+        '    def forward(self, outputs, targets):\n'
+        '        return self.factor * super().forward(outputs, targets)\n'
+        'configs.train.criterion = Config(Scaled, factor=math.inf)\n'
+    )
+    return file
+
+
 class TestAveragedWeights:
     EMA = ('--configs.train.ema', '0.9')
 
@@ -239,6 +256,17 @@ class TestAveragedWeights:
         output = train(tmp_path / 'straight', *words, '--evaluate').done.output
         best = max(line['acc/test_top1'] for line in straight.metrics)
         assert f'[acc/test_top1] = {best:.2f}' in output
+
+    def test_it_begins_with_the_first_step_that_is_not_skipped(self, tmp_path):
+        """Also where all steps before a checkpoint were."""
+        words = ['--name', 'x', '--configs.train.compression.nonfinite', 'skip', *self.EMA]
+        words += ['--configs.train.num_steps']
+        files = [*DENSE, infinite_at_first(tmp_path / 'loss.py')]
+        skipped = train(tmp_path / 'r', *words, '2', files=files)
+        assert 'ema' not in skipped.checkpoint(0, 0)
+        words = ['--configs.train.criterion.factor', '1.0', '--resume', *words]
+        resumed = train(tmp_path / 'r', *words, '3', files=files).checkpoint(0, 0)
+        assert_same(resumed['ema'], resumed['model'])
 
 
 class TestPrecision:
