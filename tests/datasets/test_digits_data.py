@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from datasets import Digits
+from datasets import DatasetError, Digits
 
 pytest.importorskip('sklearn')
 
@@ -61,3 +61,25 @@ def test_only_training_images_are_shifted():
     shifts = {tuple(digits['train'][0][0].flatten().tolist()) for _ in range(100)}
     assert len(shifts) == 9
     assert len({tuple(Digits(pad=0)['train'][0][0].flatten().tolist()) for _ in range(9)}) == 1
+
+
+@pytest.mark.parametrize(
+    ('settings', 'line'),
+    [
+        (
+            {'test_size': 9},
+            'test_size = 9: each of 10 classes is in both splits; choose from 10 to',
+        ),
+        ({'test_size': 1788}, 'test_size = 1788: each of 10 classes is in both splits; choose'),
+        ({'pad': -1}, 'pad = -1: it is a number of pixels; choose 0 or more'),
+    ],
+)
+def test_settings_that_cannot_be_meant(settings, line):
+    with pytest.raises(DatasetError, match=f'^configs.dataset.{line}'):
+        Digits(**settings)
+
+
+@pytest.mark.parametrize('test_size', [10, 1787])
+def test_the_smallest_splits_have_all_classes(test_size):
+    for split in Digits(test_size=test_size).values():
+        assert set(split.labels) == set(range(10))
