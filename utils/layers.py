@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.files import append_line, replacing, saving
+from utils.lines import parsed_lines
 
 LAYERS = 'layers.jsonl'
 
@@ -26,16 +27,9 @@ def layer_lines(
         path: The file.
         report: Is called with a line of text about each line that is skipped.
     """
-    lines = path.read_text(errors='replace').split('\n') if path.is_file() else []
-    for number, line in enumerate(lines, 1):
-        if not line and number == len(lines):  # behind the last line feed
-            continue
-        try:
-            content = json.loads(line)
-        except (ValueError, RecursionError):
-            content = None
+    for number, line, content in parsed_lines(path):
         if (
-            isinstance(content, dict)
+            content is not None
             and type(content.get('step')) is int
             and isinstance(content.get('layers'), dict)
         ):

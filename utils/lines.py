@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -17,11 +16,19 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
 
     A line that is incomplete, as after a kill or while it is written, is skipped.
     """
-    lines = []
-    for line in path.read_text(errors='replace').split('\n') if path.is_file() else ():
-        with contextlib.suppress(ValueError, RecursionError):
-            lines.append(json.loads(line))
-    return [line for line in lines if isinstance(line, dict)]
+    return [content for _, _, content in parsed_lines(path) if content is not None]
+
+
+def parsed_lines(path: Path) -> Iterator[tuple[int, str, dict[str, Any] | None]]:
+    """Each line of a file with its number, from 1, and the object in it; None where it has none."""
+    lines = path.read_text(errors='replace').split('\n') if path.is_file() else ['']
+    last = lines.pop()  # '' behind the last line feed
+    for number, line in enumerate([*lines, last] if last else lines, 1):
+        try:
+            content = json.loads(line)
+        except (ValueError, RecursionError):
+            content = None
+        yield number, line, content if isinstance(content, dict) else None
 
 
 def metrics_lines(
@@ -35,14 +42,8 @@ def metrics_lines(
         path: The file.
         report: Is called with a line of text about each line that is skipped.
     """
-    lines = path.read_text(errors='replace').split('\n') if path.is_file() else ['']
-    last = lines.pop()  # '' behind the last line feed
-    for number, line in enumerate([*lines, last] if last else lines, 1):
-        try:
-            numbers = json.loads(line)
-        except (ValueError, RecursionError):
-            numbers = None
-        if isinstance(numbers, dict) and type(numbers.get('epoch')) is int:
+    for number, line, numbers in parsed_lines(path):
+        if numbers is not None and type(numbers.get('epoch')) is int:
             yield line, numbers
         else:
             report(f'{path}: line {number} is damaged ({line!r:.20}), and is skipped')
